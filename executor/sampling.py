@@ -1,0 +1,72 @@
+"""What a caller may ask of one request, checked where it enters."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from executor.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Sampling of one request.
+
+    temperature: 0 is greedy. Otherwise logits are divided by it before top_k, top_p and min_p are applied.
+    top_p: keep the smallest set of most probable tokens with at least this mass, 0 < top_p ≤ 1.
+    top_k: keep the k most probable tokens; 0 keeps all.
+    min_p: keep tokens with at least this share of the best token's probability, 0 ≤ min_p ≤ 1.
+    seed: same seed, same tokens, with or without speculation; None draws one.
+    max_tokens: generate at most so many.
+    min_tokens: no stop token or stop string ends the text before so many.
+    stop: strings that end the text; they are not part of it.
+    stop_token_ids: tokens that end the text, beside the model's own end-of-text tokens.
+    ignore_eos: the model's own end-of-text tokens do not end the text.
+    logprobs: report the log-probability of each token and of so many alternatives (0 … 20); None reports none.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int = 128
+    min_tokens: int = 0
+    stop: tuple[str, ...] = field(default=())
+    stop_token_ids: tuple[int, ...] = field(default=())
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises InvalidRequest naming the field."""
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        _number("temperature", self.temperature, 0.0, 100.0, "0.8, or 0 for greedy")
+        _number("top_p", self.top_p, 0.0, 1.0, "0.95", open_below=True)
+        _number("min_p", self.min_p, 0.0, 1.0, "0.05")
+        _integer("top_k", self.top_k, 0, 1 << 31, "50, or 0 for all tokens")
+        if self.seed is not None:
+            _integer("seed", self.seed, 0, (1 << 63) - 1, "42")
+        _integer("max_tokens", self.max_tokens, 1, 1 << 31, "128")
+        _integer("min_tokens", self.min_tokens, 0, self.max_tokens, f"0 … max_tokens ({self.max_tokens})")
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, 20, "5")
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise InvalidRequest("stop", f"stop strings must be non-empty text, got {text!r}; try '\\n\\n'")
+        for token in self.stop_token_ids:
+            _integer("stop_token_ids", token, 0, 1 << 31, "2")
+
+
+def _number(name: str, value: float, low: float, high: float, works: str, *, open_below: bool = False) -> None:
+    bad = isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value)
+    if bad or not low <= value <= high or (open_below and value == low):
+        bracket = "above" if open_below else "at least"
+        raise InvalidRequest(name, f"{name} must be {bracket} {low:g} and at most {high:g}, got {value!r}; try {works}")
+
+
+def _integer(name: str, value: int, low: int, high: int, works: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidRequest(name, f"{name} must be a whole number from {low} to {high}, got {value!r}; try {works}")

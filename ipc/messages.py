@@ -1,0 +1,223 @@
+"""Every message that crosses the wire, one frozen struct per meaning. Wire version: see WIRE_VERSION.
+
+Orders are imperatives and go from the coordinator to a worker; facts are past participles and come back.
+A message is a msgpack array: its name, then its fields in the order below. A reply counts only if its epoch,
+order number and, per sequence, generation and base length all match what was asked; otherwise it is dropped
+and counted. Rollback is data: `base_len` and `since` of the next order say what a lane must keep.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+WIRE_VERSION = 1
+
+LaneName = Literal["target", "speculator"]
+Phase = Literal["boot", "load", "warm_up", "serve"]
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Base of all messages: `epoch` is the incarnation of the worker that sends or is meant to receive it."""
+
+    epoch: str
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of the parts that messages are made of; a record is never sent alone."""
+
+
+# ---------------------------------------------------------------- records
+
+
+class LaneSpec(Record):
+    """What a worker must become. `model` is a checkpoint directory, or the parameters of a toy."""
+
+    lane: LaneName
+    engine: Literal["native", "hf", "toy", "ngram"]
+    model: str
+    dtype: Literal["fp32", "bf16", "fp16"]
+    device: str
+    threads: int
+    max_sequences: int
+    max_model_len: int
+
+
+class Vocabulary(Record):
+    """Identity of a model's token ids: their number (padding rows included) and a digest of id and token pairs."""
+
+    size: int
+    fingerprint: str
+
+
+class SamplingSpec(Record):
+    """How one sequence is sampled; the same on both lanes, so that a draft can predict the target's sample.
+
+    Tokens in `stop_token_ids` cannot be sampled before `min_tokens` tokens have been generated.
+    `logprobs` is the number of alternatives to report per token, None for no log-probabilities at all.
+    """
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    min_tokens: int
+    stop_token_ids: tuple[int, ...]
+    logprobs: int | None
+
+
+class OpenedSequence(Record):
+    """A sequence to hold: all committed tokens, of which the first `prompt_len` are the prompt."""
+
+    seq: int
+    gen: int
+    tokens: list[int]
+    prompt_len: int
+    sampling: SamplingSpec
+
+
+class DraftItem(Record):
+    """Guess up to `k` tokens after `base_len` committed ones, the last `len(since)` of which are news to the lane."""
+
+    seq: int
+    gen: int
+    base_len: int
+    since: list[int]
+    k: int
+
+
+class DraftedItem(Record):
+    """The guesses, possibly none, for the tokens at positions base_len, base_len + 1, …"""
+
+    seq: int
+    gen: int
+    base_len: int
+    tokens: list[int]
+
+
+class VerifyItem(Record):
+    """Sample after `base_len` committed tokens and after each token of `draft`."""
+
+    seq: int
+    gen: int
+    base_len: int
+    since: list[int]
+    draft: list[int]
+
+
+class TokenLogprobs(Record):
+    """Log-probability of a sampled token under the model (before temperature) and the best alternatives."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+class VerifiedItem(Record):
+    """Verdict: the first `n_accepted` draft tokens stand, then comes `next_token`.
+
+    `logprobs` has one entry per new token (n_accepted + 1) if the sequence asked for them, else none.
+    """
+
+    seq: int
+    gen: int
+    base_len: int
+    n_accepted: int
+    next_token: int
+    logprobs: list[TokenLogprobs]
+
+
+# ---------------------------------------------------------------- orders: coordinator → worker
+
+
+class Configure(Message, frozen=True):
+    """First order, in answer to Greeted: load this lane and serve."""
+
+    spec: LaneSpec
+
+
+class Open(Message, frozen=True):
+    """Hold these sequences. No reply: a lane that cannot hold them fails at their first Draft or Verify."""
+
+    sequences: list[OpenedSequence]
+
+
+class Draft(Message, frozen=True):
+    """To the speculator: propose tokens for these sequences."""
+
+    order: int
+    items: list[DraftItem]
+
+
+class Verify(Message, frozen=True):
+    """To the target: judge these drafts; an empty draft makes a plain one-token step."""
+
+    order: int
+    items: list[VerifyItem]
+
+
+class Close(Message, frozen=True):
+    """Forget these sequences and free what they hold. No reply."""
+
+    seqs: list[int]
+
+
+class Stop(Message, frozen=True):
+    """Finish the order at hand, then exit with status 0."""
+
+
+# ---------------------------------------------------------------- facts: worker → coordinator
+
+
+class Greeted(Message, frozen=True):
+    """First fact of an epoch."""
+
+    wire_version: int
+    lane: LaneName
+    pid: int
+
+
+class PhaseReached(Message, frozen=True):
+    """A step of the worker's start is done; `seconds` is what it took, `resident_bytes` the memory held after it."""
+
+    phase: Phase
+    seconds: float
+    resident_bytes: int
+
+
+class Ready(Message, frozen=True):
+    """The lane serves. `max_model_len` is the longest sequence it can hold, in tokens."""
+
+    vocabulary: Vocabulary
+    max_model_len: int
+    notes: list[str]
+
+
+class Drafted(Message, frozen=True):
+    """Answer to Draft; `busy_ns` is the time that the lane computed."""
+
+    order: int
+    items: list[DraftedItem]
+    busy_ns: int
+
+
+class Verified(Message, frozen=True):
+    """Answer to Verify; `busy_ns` is the time that the lane computed."""
+
+    order: int
+    items: list[VerifiedItem]
+    busy_ns: int
+
+
+class Failed(Message, frozen=True):
+    """The worker cannot go on and exits after this. `kind` is one of FAILURE_KINDS."""
+
+    kind: str
+    message: str
+
+
+FAILURE_KINDS = ("configuration", "load", "protocol", "memory", "internal")
+
+Order = Configure | Open | Draft | Verify | Close | Stop
+Fact = Greeted | PhaseReached | Ready | Drafted | Verified | Failed

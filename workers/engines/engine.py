@@ -1,0 +1,84 @@
+"""The one interface between a lane and a model: windows of tokens in, logit rows out, rows to samples.
+
+An engine owns weights and KV of one model. It knows nothing of speculation, verdicts or the wire.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ipc.messages import SamplingSpec, Vocabulary
+
+
+class Window(NamedTuple):
+    """Run `tokens` of a sequence at positions start, start + 1, …
+
+    `start` is at most the number of tokens whose keys and values the sequence holds; what it holds beyond
+    `start` is dropped first, so rolling back is no separate operation. Logits are wanted for the last `rows`
+    of the tokens (0 ≤ rows ≤ len(tokens)).
+    """
+
+    seq: int
+    start: int
+    tokens: Sequence[int]
+    rows: int
+
+
+class Draw(NamedTuple):
+    """How to sample one row: the token to sample stands at `position` of its sequence (0-based, prompt included)
+    and is the `generated`-th after the prompt (0-based)."""
+
+    sampling: SamplingSpec
+    position: int
+    generated: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A sampled token; `logprob` and `top` (id, log-probability; best first) only if the draw asked for them."""
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+R = TypeVar("R")
+
+
+class Engine(Protocol, Generic[R]):
+    """A causal language model. `R` is the engine's own type of a batch of logit rows."""
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence in tokens."""
+        ...
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know about how this engine runs here, a line each."""
+        ...
+
+    def warm_up(self) -> None:
+        """Run once what serving will run, so that the first order is not slower than the others."""
+        ...
+
+    def open(self, seq: int) -> None:
+        """Make room for a sequence. Raises MemoryError if there is none."""
+        ...
+
+    def close(self, seq: int) -> None: ...
+
+    def forward(self, windows: Sequence[Window]) -> R:
+        """Logit rows [sum of window.rows, vocabulary], float32, in the order of the windows and of their tokens."""
+        ...
+
+    def sample(self, rows: R, draws: Sequence[Draw]) -> list[Sample]:
+        """One sample per row; a pure function of the row and its draw, whatever stands beside it."""
+        ...
