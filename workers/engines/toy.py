@@ -1,0 +1,228 @@
+"""A language model without weights: the next token hangs on a hash of the last few. No torch, no numpy.
+
+It owns what a real engine owns, tokens per sequence with their limits, so that protocol, fault and overhead
+tests can run real worker processes that start in milliseconds. It knows nothing of speculation or the wire.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from ipc.messages import Vocabulary
+from workers import noise
+from workers.engines.engine import Sample
+from workers.pure_sampler import GREEDY_BELOW, sample_row
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ipc.messages import LaneSpec
+    from workers.engines.engine import Draw, Window
+
+FAVOURITE_LOGIT = 4.0
+"""Above all other logits, which are uniform in [-3, 3)."""
+
+_MASK64 = 0xFFFFFFFFFFFFFFFF
+_MIX_1 = 0x9E3779B97F4A7C15
+_MIX_2 = 0xBF58476D1CE4E5B9
+_UNRELATED = 0x94D049BB133111EB
+
+
+@dataclass(frozen=True, slots=True)
+class ToyParameters:
+    """A toy, written as `name=value` pairs with commas between them; what is left out has the default here.
+
+    vocabulary: number of token ids, at least 2.
+    agree: share of contexts, 0 … 1, in which this toy's distribution is that of the toy with agree=1 and
+        the same seed, vocabulary and order; in the others it is an unrelated one.
+    seed: another seed is another model.
+    order: number of last tokens that the next one hangs on, at least 1.
+    context: longest sequence in tokens.
+    step_ms, row_us: time that a forward pass takes: step_ms, plus row_us for each row of logits.
+    """
+
+    vocabulary: int = 64
+    agree: float = 1.0
+    seed: int = 0
+    order: int = 3
+    context: int = 4096
+    step_ms: float = 0.0
+    row_us: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> ToyParameters:
+        """Raises ValueError naming the parameter and a value that works."""
+        defaults: dict[str, int | float] = {field.name: field.default for field in fields(cls)}
+        values: dict[str, Any] = {}
+        for pair in filter(None, (part.strip() for part in text.split(","))):
+            name, _, value = (part.strip() for part in pair.partition("="))
+            if name not in defaults:
+                raise ValueError(
+                    f"a toy has no parameter {name!r}, only {', '.join(defaults)}; vocabulary=64 works"
+                )
+            if name in values:
+                raise ValueError(f"toy parameter {name} is given twice; {name}={defaults[name]} alone works")
+            values[name] = _number(name, value, defaults[name])
+        return cls(**values)
+
+
+_LOWEST = {"vocabulary": 2, "order": 1, "context": 1}
+_HIGHEST = {"vocabulary": 1 << 31, "agree": 1, "seed": _MASK64}
+
+
+def _number(name: str, text: str, default: float) -> float:
+    low, high = _LOWEST.get(name, 0), _HIGHEST.get(name, math.inf)
+    noun = "a whole number" if isinstance(default, int) else "a number"
+    bounds = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
+    refusal = f"toy parameter {name} must be {noun} {bounds}, got {text!r}; {name}={default} works"
+    try:
+        value = type(default)(text)
+    except ValueError:
+        raise ValueError(refusal) from None
+    if not low <= value <= high or value == math.inf:
+        raise ValueError(refusal)
+    return value
+
+
+class ToyModel:
+    """Distributions by context. A context's `state` is a 64-bit word from which everything else follows."""
+
+    def __init__(self, parameters: ToyParameters) -> None:
+        self.size = parameters.vocabulary
+        self._order = parameters.order
+        self._start = ((parameters.seed + 1) * _MIX_1) & _MASK64
+        self._agree_below = round(parameters.agree * (1 << 32))
+
+    def state(self, context: Sequence[int]) -> int:
+        """State after these tokens, of which only the last `order` count."""
+        x = self._start
+        for token in context[-self._order :]:
+            x = (x * _MIX_2 + token) & _MASK64
+        x ^= x >> 32
+        x = x * _MIX_1 & _MASK64
+        x ^= x >> 32
+        if x >> 32 >= self._agree_below:
+            x = (x ^ _UNRELATED) * _MIX_2 & _MASK64
+            x ^= x >> 32
+        return x
+
+    def favourite(self, state: int) -> int:
+        """The most probable token: the argmax of `logits` without computing them."""
+        return state % self.size
+
+    def logits(self, state: int) -> list[float]:
+        """Logits [vocabulary], each exact in float32, so that a sampler on tensors can be given the same."""
+        row = noise.Key((state >> 32) | 1, state & 0xFFFFFFFF)
+        logits = [(noise.word(row, token) >> 12) * (6 * 2.0**-20) - 3.0 for token in range(self.size)]
+        logits[self.favourite(state)] = FAVOURITE_LOGIT
+        return logits
+
+
+class ToyEngine:
+    """Implements `workers.engines.engine.Engine`; a row of logits is held as its context's state."""
+
+    def __init__(self, spec: LaneSpec) -> None:
+        """`spec.model` holds the parameters, see ToyParameters; 0 as `spec.max_model_len` means all of `context`.
+
+        Raises ValueError if the parameters are wrong.
+        """
+        self.parameters = ToyParameters.parse(spec.model)
+        self.model = ToyModel(self.parameters)
+        self._max_sequences = spec.max_sequences
+        self._max_model_len = min(spec.max_model_len or self.parameters.context, self.parameters.context)
+        self._held: dict[int, list[int]] = {}
+        self._plain_samples: dict[int, Sample] = {}
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """All toys with equally many tokens share one vocabulary."""
+        size = self.parameters.vocabulary
+        return Vocabulary(size, hashlib.sha256(f"toy {size}".encode()).hexdigest())
+
+    @property
+    def max_model_len(self) -> int:
+        return self._max_model_len
+
+    @property
+    def notes(self) -> list[str]:
+        return [f"toy model without weights: {self.parameters}"]
+
+    def warm_up(self) -> None:
+        """Nothing to do: a toy's first step is as fast as its others."""
+
+    def open(self, seq: int) -> None:
+        """Raises MemoryError if max_sequences are open, ValueError if this one is."""
+        if seq in self._held:
+            raise ValueError(f"sequence {seq} is open already")
+        if len(self._held) >= self._max_sequences:
+            raise MemoryError(f"no room for sequence {seq}: max_sequences={self._max_sequences} are open")
+        self._held[seq] = []
+
+    def close(self, seq: int) -> None:
+        """Raises KeyError if the sequence is not open."""
+        if self._held.pop(seq, None) is None:
+            raise KeyError(f"sequence {seq} is not open")
+
+    def forward(self, windows: Sequence[Window]) -> list[int]:
+        """States of the wanted rows. Raises KeyError for a sequence that is not open, ValueError for a bad window."""
+        started = time.monotonic()
+        order, state = self.parameters.order, self.model.state
+        states: list[int] = []
+        for window in windows:
+            seq, start, tokens, rows = window
+            self._check(window)
+            held = self._held[seq]
+            held[start:] = tokens
+            length = len(held)
+            for end in range(length - rows + 1, length + 1):
+                states.append(state(held[max(0, end - order) : end]))
+        seconds = self.parameters.step_ms * 1e-3 + self.parameters.row_us * 1e-6 * len(states)
+        self._wait_until(started + seconds)
+        return states
+
+    def sample(self, rows: Sequence[int], draws: Sequence[Draw]) -> list[Sample]:
+        samples = []
+        size, plain = self.model.size, self._plain_samples
+        for state, draw in zip(rows, draws, strict=True):
+            sampling, _, generated = draw
+            token = state % size
+            greedy = sampling.temperature < GREEDY_BELOW and sampling.logprobs is None
+            if greedy and (generated >= sampling.min_tokens or token not in sampling.stop_token_ids):
+                # Samples are immutable, so one per token serves all; a new one is half the cost of a row.
+                samples.append(plain.get(token) or plain.setdefault(token, Sample(token)))
+            else:
+                samples.append(sample_row(self.model.logits(state), draw))
+        return samples
+
+    def exact_probabilities(self, context: Sequence[int], temperature: float) -> list[float]:
+        """Probabilities [vocabulary] of the token after `context`, at a temperature above 0 and unfiltered."""
+        logits = self.model.logits(self.model.state(context))
+        weights = [math.exp((logit - FAVOURITE_LOGIT) / temperature) for logit in logits]
+        total = math.fsum(weights)
+        return [weight / total for weight in weights]
+
+    def _check(self, window: Window) -> None:
+        seq, start, tokens, rows = window
+        held = self._held.get(seq)
+        if held is None:
+            raise KeyError(f"sequence {seq} is not open")
+        if not 0 <= start <= len(held):
+            raise ValueError(f"sequence {seq}: window starts at {start}, but {len(held)} tokens are held")
+        count = len(tokens)
+        if start + count > self._max_model_len:
+            raise ValueError(f"sequence {seq}: {start + count} tokens, but at most {self._max_model_len} fit")
+        if not 0 <= rows <= count:
+            raise ValueError(f"sequence {seq}: {rows} rows of logits wanted from {count} tokens")
+        size = self.model.size
+        for token in tokens:
+            if not 0 <= token < size:
+                raise ValueError(f"sequence {seq}: token {token} is outside the vocabulary of {size}")
+
+    @staticmethod
+    def _wait_until(deadline: float) -> None:
+        while (left := deadline - time.monotonic()) > 0:
+            time.sleep(left)

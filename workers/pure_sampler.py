@@ -1,0 +1,98 @@
+"""How a token is drawn from a row of logits, in pure Python: the definition, and for engines without torch.
+
+`workers.sampler` follows the same rule on tensors. This file must not import torch; it knows no model or wire.
+
+The rule: mask stop tokens while the text is too short. Greedy takes the best logit. Otherwise keep the best
+tokens as top_k, then top_p, then min_p ask of logit / temperature, and take the maximum of that quotient plus
+Gumbel noise keyed by (seed, position, token id). "Best" is the order by logit, then by lowest id, so each
+filter keeps a prefix of one order and the result never hangs on how a sort happens to arrange ties.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from workers import noise
+from workers.engines.engine import Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ipc.messages import SamplingSpec
+    from workers.engines.engine import Draw
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy: quotients would leave float32's range, and only the best token counts."""
+
+SLACK = 1e-6
+"""A mass this little below top_p counts as reached, and a logit this little below min_p's bound as above it:
+what is equal on paper, such as top_p = 0.5 over two equal tokens, must not turn on the rounding of a sum."""
+
+
+def masked_tokens(draw: Draw, vocabulary_size: int) -> list[int]:
+    """Ids that this draw may not yield: the stop tokens, while fewer than min_tokens have been generated."""
+    if draw.generated >= draw.sampling.min_tokens:
+        return []
+    return [token for token in draw.sampling.stop_token_ids if 0 <= token < vocabulary_size]
+
+
+def sample_row(logits: Sequence[float], draw: Draw) -> Sample:
+    """One sample of a row [V]. Raises FloatingPointError on NaN, on +inf, and if masks leave no token."""
+    masked = list(logits)
+    for token in masked_tokens(draw, len(masked)):
+        masked[token] = -math.inf
+    best = max(masked)
+    if not math.isfinite(best) or any(math.isnan(logit) for logit in logits):
+        raise FloatingPointError(
+            f"no token can be sampled: the best of {len(masked)} logits is {best}, or one is NaN"
+        )
+    if draw.sampling.temperature < GREEDY_BELOW:
+        token = masked.index(best)
+    else:
+        token = _noisy_best(masked, best, draw)
+    if draw.sampling.logprobs is None:
+        return Sample(token)
+    return _with_logprobs(logits, token, draw.sampling.logprobs)
+
+
+def kept_tokens(logits: Sequence[float], best: float, sampling: SamplingSpec) -> list[int]:
+    """Ids that top_k, top_p and min_p leave, best first; `best` is the largest logit, whose token stays."""
+    order = sorted(range(len(logits)), key=lambda token: -logits[token])
+    scaled = [(logits[token] - best) / sampling.temperature for token in order]
+    keep = min(sampling.top_k or len(order), len(order))
+    if sampling.top_p < 1.0:
+        weights = [math.exp(value) for value in scaled[:keep]]
+        keep = _prefix_with_mass(weights, sampling.top_p)
+    if sampling.min_p > 0.0:
+        bound = math.log(sampling.min_p) - SLACK
+        keep = sum(value >= bound for value in scaled[:keep])
+    return order[:keep]
+
+
+def _prefix_with_mass(weights: Sequence[float], share: float) -> int:
+    """Length of the shortest prefix with at least `share`, less SLACK, of the sum of descending `weights`."""
+    wanted = (share - SLACK) * math.fsum(weights)
+    mass = 0.0
+    for index, weight in enumerate(weights):
+        mass += weight
+        if mass >= wanted:
+            return index + 1
+    return len(weights)
+
+
+def _noisy_best(logits: Sequence[float], best: float, draw: Draw) -> int:
+    tokens = sorted(kept_tokens(logits, best, draw.sampling))
+    row = noise.key(draw.sampling.seed, draw.position, noise.TARGET)
+    drawn = noise.gumbels(row, tokens)
+    temperature = draw.sampling.temperature
+    scores = [(logits[t] - best) / temperature + g for t, g in zip(tokens, drawn, strict=True)]
+    return tokens[scores.index(max(scores))]
+
+
+def _with_logprobs(logits: Sequence[float], token: int, alternatives: int) -> Sample:
+    """Log-probabilities under the model itself: before temperature, masks and filters."""
+    best = max(logits)
+    total = best + math.log(math.fsum(math.exp(logit - best) for logit in logits))
+    order = sorted(range(len(logits)), key=lambda i: -logits[i])[:alternatives]
+    return Sample(token, logits[token] - total, tuple((i, logits[i] - total) for i in order))
