@@ -1,6 +1,6 @@
 """How a token is drawn from a row of logits, in pure Python: the definition, and for engines without torch.
 
-`workers.sampler` follows the same rule on tensors. This file must not import torch; it knows no model or wire.
+`workers.sampler` follows the same rule on tensors. It must not import torch; it knows no model or wire.
 
 The rule: mask stop tokens while the text is too short. Greedy takes the best logit. Otherwise keep the best
 tokens as top_k, then top_p, then min_p ask of logit / temperature, and take the maximum of that quotient plus
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from workers.engines.engine import Draw
 
 GREEDY_BELOW = 1e-5
-"""Temperatures below this are greedy: quotients would leave float32's range, and only the best token counts."""
+"""Temperatures below this are greedy: quotients leave float32's range, and only the best token counts."""
 
 SLACK = 1e-6
 """A mass this little below top_p counts as reached, and a logit this little below min_p's bound as above it:

@@ -27,9 +27,7 @@ FAVOURITE_LOGIT = 4.0
 """Above all other logits, which are uniform in [-3, 3)."""
 
 _MASK64 = 0xFFFFFFFFFFFFFFFF
-_MIX_1 = 0x9E3779B97F4A7C15
-_MIX_2 = 0xBF58476D1CE4E5B9
-_UNRELATED = 0x94D049BB133111EB
+_UNRELATED = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +54,13 @@ class ToyParameters:
     @classmethod
     def parse(cls, text: str) -> ToyParameters:
         """Raises ValueError naming the parameter and a value that works."""
-        defaults: dict[str, int | float] = {field.name: field.default for field in fields(cls)}
+        defaults: dict[str, Any] = {field.name: field.default for field in fields(cls)}
         values: dict[str, Any] = {}
         for pair in filter(None, (part.strip() for part in text.split(","))):
             name, _, value = (part.strip() for part in pair.partition("="))
             if name not in defaults:
-                raise ValueError(
-                    f"a toy has no parameter {name!r}, only {', '.join(defaults)}; vocabulary=64 works"
-                )
+                known = ", ".join(defaults)
+                raise ValueError(f"a toy has no parameter {name!r}, only {known}; vocabulary=64 works")
             if name in values:
                 raise ValueError(f"toy parameter {name} is given twice; {name}={defaults[name]} alone works")
             values[name] = _number(name, value, defaults[name])
@@ -89,26 +86,24 @@ def _number(name: str, text: str, default: float) -> float:
 
 
 class ToyModel:
-    """Distributions by context. A context's `state` is a 64-bit word from which everything else follows."""
+    """Distributions by context. A context's `state` is a 64-bit word from which everything else follows.
+
+    States are Python's hashes of tuples of integers: fast, unsalted, and the same in every process of one
+    Python version, which is all that the lanes of one executor need.
+    """
 
     def __init__(self, parameters: ToyParameters) -> None:
         self.size = parameters.vocabulary
-        self._order = parameters.order
-        self._start = ((parameters.seed + 1) * _MIX_1) & _MASK64
-        self._agree_below = round(parameters.agree * (1 << 32))
+        self.order = parameters.order
+        self._seed = parameters.seed
+        self._agree_below = round(parameters.agree * (1 << 64))
 
     def state(self, context: Sequence[int]) -> int:
         """State after these tokens, of which only the last `order` count."""
-        x = self._start
-        for token in context[-self._order :]:
-            x = (x * _MIX_2 + token) & _MASK64
-        x ^= x >> 32
-        x = x * _MIX_1 & _MASK64
-        x ^= x >> 32
-        if x >> 32 >= self._agree_below:
-            x = (x ^ _UNRELATED) * _MIX_2 & _MASK64
-            x ^= x >> 32
-        return x
+        state = hash((self._seed, *context[-self.order :])) & _MASK64
+        if state >= self._agree_below:
+            return hash((state, _UNRELATED)) & _MASK64
+        return state
 
     def favourite(self, state: int) -> int:
         """The most probable token: the argmax of `logits` without computing them."""
@@ -126,7 +121,7 @@ class ToyEngine:
     """Implements `workers.engines.engine.Engine`; a row of logits is held as its context's state."""
 
     def __init__(self, spec: LaneSpec) -> None:
-        """`spec.model` holds the parameters, see ToyParameters; 0 as `spec.max_model_len` means all of `context`.
+        """`spec.model` holds the ToyParameters; `spec.max_model_len` 0 means all of `context`.
 
         Raises ValueError if the parameters are wrong.
         """
@@ -168,18 +163,17 @@ class ToyEngine:
             raise KeyError(f"sequence {seq} is not open")
 
     def forward(self, windows: Sequence[Window]) -> list[int]:
-        """States of the wanted rows. Raises KeyError for a sequence that is not open, ValueError for a bad window."""
+        """States of the wanted rows. Raises KeyError for an unknown sequence, ValueError for a bad window."""
         started = time.monotonic()
-        order, state = self.parameters.order, self.model.state
+        state, order = self.model.state, self.model.order
         states: list[int] = []
         for window in windows:
-            seq, start, tokens, rows = window
-            self._check(window)
-            held = self._held[seq]
-            held[start:] = tokens
-            length = len(held)
-            for end in range(length - rows + 1, length + 1):
-                states.append(state(held[max(0, end - order) : end]))
+            held = self._take(window)
+            if window.rows > 1:
+                ends = range(len(held) - window.rows + 1, len(held))
+                states += [state(held[max(0, end - order) : end]) for end in ends]
+            if window.rows:
+                states.append(state(held))
         seconds = self.parameters.step_ms * 1e-3 + self.parameters.row_us * 1e-6 * len(states)
         self._wait_until(started + seconds)
         return states
@@ -199,13 +193,14 @@ class ToyEngine:
         return samples
 
     def exact_probabilities(self, context: Sequence[int], temperature: float) -> list[float]:
-        """Probabilities [vocabulary] of the token after `context`, at a temperature above 0 and unfiltered."""
+        """Probabilities [vocabulary] of the token after `context`, unfiltered; the temperature is above 0."""
         logits = self.model.logits(self.model.state(context))
         weights = [math.exp((logit - FAVOURITE_LOGIT) / temperature) for logit in logits]
         total = math.fsum(weights)
         return [weight / total for weight in weights]
 
-    def _check(self, window: Window) -> None:
+    def _take(self, window: Window) -> list[int]:
+        """Hold the tokens of the window from its start on, and nothing beyond; returns all that is held."""
         seq, start, tokens, rows = window
         held = self._held.get(seq)
         if held is None:
@@ -221,6 +216,8 @@ class ToyEngine:
         for token in tokens:
             if not 0 <= token < size:
                 raise ValueError(f"sequence {seq}: token {token} is outside the vocabulary of {size}")
+        held[start:] = tokens
+        return held
 
     @staticmethod
     def _wait_until(deadline: float) -> None:
