@@ -59,8 +59,8 @@ class _ByteText:
 class _PieceText:
     """Vocabularies of text pieces with a token <0xXX> for each byte that no piece covers.
 
-    A piece may read otherwise at the start of a text than later, so it is decoded behind an anchor:
-    the first ids of this text up to a piece. Bytes are held until their run ends: only then is it known whether
+    A piece may read otherwise at the start of a text than later, so it is decoded behind an anchor: the
+    first ids of this text up to a piece. Bytes are held until their run ends: only then is it known whether
     they are UTF-8.
     """
 

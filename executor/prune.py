@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from executor import safetensors_file
+from executor.checkpoint import check_directory
 from executor.errors import InvalidConfig
-from executor.models import check_directory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
