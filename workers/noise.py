@@ -11,10 +11,7 @@ from __future__ import annotations
 import math
 import struct
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from typing import NamedTuple
 
 TARGET = 0
 """Purpose of the noise that picks a sequence's tokens. Any other use takes a purpose of its own, so that no
@@ -60,9 +57,9 @@ def uniform(row: Key, token: int) -> float:
     return min((word(row, token) + 0.5) * 2.0**-32, LARGEST_UNIFORM)
 
 
-def gumbels(row: Key, tokens: Iterable[int]) -> list[float]:
-    """Standard Gumbel noise of each token id: -log(E) where E = -log1p(-v) is exponential and v is `uniform`.
+def gumbel(row: Key, token: int) -> float:
+    """Standard Gumbel noise -log(E), where E = -log1p(-v) is exponential and v is `uniform`.
 
     Small v, which make large noise, keep their full precision that way; the largest value is about 22.9.
     """
-    return [-math.log(-math.log1p(-uniform(row, token))) for token in tokens]
+    return -math.log(-math.log1p(-uniform(row, token)))

@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: quotients leave float32's range, and only the best token counts."""
 
-SLACK = 1e-6
+SLACK = 1e-5
 """A mass this little below top_p counts as reached, and a logit this little below min_p's bound as above it:
 what is equal on paper, such as top_p = 0.5 over two equal tokens, must not turn on the rounding of a sum."""
 
+NO_TOKEN = "no token can be sampled: the logits have NaN or +inf, or leave no token with a finite one"
 
-def masked_tokens(draw: Draw, vocabulary_size: int) -> list[int]:
-    """Ids that this draw may not yield: the stop tokens, while fewer than min_tokens have been generated."""
+
+def forbidden_tokens(draw: Draw, vocabulary_size: int) -> list[int]:
+    """Ids that this draw must not yield: the stop tokens, while fewer than min_tokens have been generated."""
     if draw.generated >= draw.sampling.min_tokens:
         return []
     return [token for token in draw.sampling.stop_token_ids if 0 <= token < vocabulary_size]
@@ -39,18 +41,16 @@ def masked_tokens(draw: Draw, vocabulary_size: int) -> list[int]:
 
 def sample_row(logits: Sequence[float], draw: Draw) -> Sample:
     """One sample of a row [V]. Raises FloatingPointError on NaN, on +inf, and if masks leave no token."""
-    masked = list(logits)
-    for token in masked_tokens(draw, len(masked)):
-        masked[token] = -math.inf
-    best = max(masked)
-    if not math.isfinite(best) or any(math.isnan(logit) for logit in logits):
-        raise FloatingPointError(
-            f"no token can be sampled: the best of {len(masked)} logits is {best}, or one is NaN"
-        )
-    if draw.sampling.temperature < GREEDY_BELOW:
-        token = masked.index(best)
-    else:
-        token = _noisy_best(masked, best, draw)
+    allowed = list(logits)
+    for token in forbidden_tokens(draw, len(allowed)):
+        allowed[token] = -math.inf
+    best = max(allowed)
+    if not math.isfinite(best) or math.inf in logits or any(map(math.isnan, logits)):
+        raise FloatingPointError(NO_TOKEN)
+    token = allowed.index(best)
+    if draw.sampling.temperature >= GREEDY_BELOW:
+        tokens = sorted(kept_tokens(allowed, best, draw.sampling))
+        token = noisy_best(tokens, [allowed[token] for token in tokens], best, draw)
     if draw.sampling.logprobs is None:
         return Sample(token)
     return _with_logprobs(logits, token, draw.sampling.logprobs)
@@ -81,13 +81,16 @@ def _prefix_with_mass(weights: Sequence[float], share: float) -> int:
     return len(weights)
 
 
-def _noisy_best(logits: Sequence[float], best: float, draw: Draw) -> int:
-    tokens = sorted(kept_tokens(logits, best, draw.sampling))
-    row = noise.key(draw.sampling.seed, draw.position, noise.TARGET)
-    drawn = noise.gumbels(row, tokens)
-    temperature = draw.sampling.temperature
-    scores = [(logits[t] - best) / temperature + g for t, g in zip(tokens, drawn, strict=True)]
-    return tokens[scores.index(max(scores))]
+def noisy_score(token: int, logit: float, best: float, key: noise.Key, draw: Draw) -> float:
+    """Gumbel-max score (logit - best) / temperature + noise; any other `best` gives the same order."""
+    return (logit - best) / draw.sampling.temperature + noise.gumbel(key, token)
+
+
+def noisy_best(tokens: Sequence[int], logits: Sequence[float], best: float, draw: Draw) -> int:
+    """The token with the largest noisy score, the lowest of tied ones; `logits[i]` is that of `tokens[i]`."""
+    key = noise.key(draw.sampling.seed, draw.position, noise.TARGET)
+    pairs = zip(tokens, logits, strict=True)
+    return -max((noisy_score(token, logit, best, key, draw), -token) for token, logit in pairs)[1]
 
 
 def _with_logprobs(logits: Sequence[float], token: int, alternatives: int) -> Sample:

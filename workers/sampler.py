@@ -1,0 +1,203 @@
+"""Draws tokens from logit tensors by the rule of `workers.pure_sampler`, on any device.
+
+The tensors only narrow a row down: float32 bounds leave the few tokens that can win, and the definition
+decides between them in double precision. So neither the device nor its logarithms show in the result, and it
+is the same as the pure sampler's. Rows are handled one by one: what stands beside a row cannot change its
+sample. This file knows no model, sequence or wire.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from workers import noise
+from workers.engines.engine import Sample
+from workers.pure_sampler import GREEDY_BELOW, NO_TOKEN, SLACK, forbidden_tokens, noisy_best, noisy_score
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from ipc.messages import SamplingSpec
+    from workers.engines.engine import Draw
+
+_CANDIDATES = 512
+"""So many of the best tokens are looked at before a whole row is sorted for top_p. With the vocabularies of
+today's models topk still takes its fast path there; 1024 cost five times as much as 512 on a CPU."""
+
+_FLOAT32_MARGIN = 1e-4
+"""More than float32 loses in the log-score of a token that can win, which is at most 26 below the best."""
+
+
+class Sampler:
+    """Samples rows of logits [vocabulary_size] with buffers on `device`; for one thread at a time."""
+
+    def __init__(self, vocabulary_size: int, device: str | torch.device) -> None:
+        self.vocabulary_size = vocabulary_size
+        self._on_cpu = torch.device(device).type == "cpu"
+        self._tokens = torch.arange(vocabulary_size, dtype=torch.int32, device=device)
+        self._words = torch.empty_like(self._tokens)
+        self._shifted = torch.empty_like(self._tokens)
+        self._weights = torch.empty(vocabulary_size, dtype=torch.float32, device=device)
+        self._counts = torch.empty_like(self._weights)
+
+    @torch.inference_mode()
+    def sample(self, logits: Tensor, draws: Sequence[Draw]) -> list[Sample]:
+        """One sample for each row of `logits` [n, vocabulary_size]; rows not in float32 are converted to it.
+
+        Log-probabilities are float32, of the row as given: before masks, temperature and filters.
+        Raises FloatingPointError naming the row if it has NaN or +inf, or masks leave no token; ValueError if
+        the shape is not [len(draws), vocabulary_size].
+        """
+        if logits.shape != (len(draws), self.vocabulary_size):
+            wanted = (len(draws), self.vocabulary_size)
+            raise ValueError(f"logits must have the shape {wanted}, got {tuple(logits.shape)}")
+        rows = logits.float()
+        best = self._best(rows)
+        return [self._sample_row(i, rows[i], draw, *best[i]) for i, draw in enumerate(draws)]
+
+    def words(self, row: noise.Key, tokens: Tensor) -> Tensor:
+        """`noise.word` of each of `tokens` (int32 [n], n ≤ vocabulary_size) as the same 32 bits in int32 [n].
+
+        The result is a buffer that the next call overwrites.
+        """
+        x, y = self._words[: tokens.numel()], self._shifted[: tokens.numel()]
+        offset = torch.tensor(_signed(row.offset), dtype=torch.int32)
+        torch.add(offset, tokens, alpha=_signed(row.multiplier), out=x)
+        for shift, multiplier in ((16, noise.MULTIPLIER_1), (15, noise.MULTIPLIER_2), (16, None)):
+            torch.bitwise_right_shift(x, shift, out=y)
+            # The shift fills with the sign; the mask makes it the logical one of the definition.
+            x.bitwise_xor_(y.bitwise_and_((1 << (32 - shift)) - 1))
+            if multiplier is not None:
+                x.mul_(_signed(multiplier))
+        return x
+
+    def _sample_row(self, index: int, row: Tensor, draw: Draw, token: int, best: float) -> Sample:
+        """Sample of a row whose first largest logit is `best`, of `token`."""
+        sampling = draw.sampling
+        allowed = row
+        if math.isfinite(best) and (forbidden := forbidden_tokens(draw, self.vocabulary_size)):
+            allowed = row.clone()
+            allowed[forbidden] = -math.inf
+            token, best = self._best(allowed[None])[0]
+        if not math.isfinite(best):
+            raise FloatingPointError(f"row {index}: {NO_TOKEN}")
+        if sampling.temperature >= GREEDY_BELOW:
+            token = self._noisy_best(allowed, best, draw)
+        if sampling.logprobs is None:
+            return Sample(token)
+        return self._with_logprobs(row, token, sampling.logprobs)
+
+    def _best(self, rows: Tensor) -> list[tuple[int, float]]:
+        """Of each row the first id with the largest logit, and that logit; NaN counts as the largest.
+
+        Exact whatever the number of rows, so the one place where they are handled together. numpy's argmax is
+        vectorised on the CPU and torch's is not: a tenth of the time.
+        """
+        tokens = torch.from_numpy(rows.numpy().argmax(axis=1)) if self._on_cpu else rows.argmax(dim=1)
+        logits = rows.gather(1, tokens[:, None])[:, 0]
+        return list(zip(tokens.tolist(), logits.tolist(), strict=True))
+
+    def _noisy_best(self, row: Tensor, best: float, draw: Draw) -> int:
+        """The id with the largest logit / temperature + Gumbel noise -log(E) of those that the filters keep.
+
+        With w = exp(logit / temperature) it is the one with the largest w / E. As E = -log1p(-v) ≥ v, that is
+        at most w / v, so only tokens whose w / v reaches the w / E of some token, here the leader, can win.
+        """
+        kept = self._kept(row, best, draw.sampling)
+        tokens = self._tokens if kept is None else kept.int()
+        logits = row if kept is None else row[kept]
+        bounds = torch.sub(logits, best, out=self._weights[: tokens.numel()])
+        bounds.div_(draw.sampling.temperature).exp_()
+        key = noise.key(draw.sampling.seed, draw.position, noise.TARGET)
+        counts = self._counts[: tokens.numel()].copy_(self.words(key, tokens).view(torch.uint32))
+        bounds.div_(counts.add_(0.5))
+
+        leader = int(bounds.numpy().argmax()) if self._on_cpu else int(bounds.argmax())
+        leading_score = noisy_score(int(tokens[leader]), float(logits[leader]), best, key, draw)
+        reached = math.exp(leading_score - _FLOAT32_MARGIN) * 2.0**-32
+        candidates = self._at_least(bounds, reached)
+        if candidates.numel() == 1:
+            return int(tokens[leader])
+        return noisy_best(tokens[candidates].tolist(), logits[candidates].tolist(), best, draw)
+
+    def _at_least(self, values: Tensor, bound: float) -> Tensor:
+        """Indices of values ≥ bound, ascending."""
+        if self._on_cpu:  # Ten times as fast as nonzero of a torch mask.
+            return torch.from_numpy(np.flatnonzero(values.numpy() >= bound))
+        return (values >= bound).nonzero().flatten()
+
+    def _kept(self, row: Tensor, best: float, sampling: SamplingSpec) -> Tensor | None:
+        """Ids that top_k, top_p and min_p leave, or None for all."""
+        size = row.numel()
+        top_k = min(sampling.top_k or size, size)
+        if top_k == size and sampling.top_p >= 1.0:
+            if sampling.min_p <= 0.0:
+                return None
+            scaled = row.sub(best).div_(sampling.temperature)
+            return self._at_least(scaled, math.log(sampling.min_p) - SLACK)
+        if top_k < size:
+            # One more than is kept, to see whether the last one is tied.
+            values, tokens = row.topk(top_k + 1)
+            mass = _weights(values[:top_k], best, sampling.temperature).sum()
+        else:
+            scaled = torch.sub(row, best, out=self._weights)
+            mass = scaled.div_(sampling.temperature).exp_().sum(dtype=torch.float64)
+            values, tokens = row.topk(min(_CANDIDATES, size))
+            if _weights(values, best, sampling.temperature).sum() < (sampling.top_p - SLACK) * mass:
+                # Tokens with less than this are too light to reach into the nucleus all together.
+                lightest = (1.0 - sampling.top_p) * float(mass) / size
+                heavy = self._at_least(self._weights, lightest)
+                values, order = row[heavy].sort(descending=True)
+                tokens = heavy[order]
+        keep = _kept_prefix(_weights(values[:top_k], best, sampling.temperature), float(mass), sampling)
+        return _first(row, keep, values, tokens)
+
+    def _with_logprobs(self, row: Tensor, token: int, alternatives: int) -> Sample:
+        total = row.logsumexp(dim=0)
+        count = min(alternatives, row.numel())
+        if count == 0:
+            return Sample(token, float(row[token] - total))
+        values, tokens = row.topk(min(count + 1, row.numel()))
+        ids = _first(row, count, values, tokens)
+        found = zip(ids.tolist(), (row[ids] - total).tolist(), strict=True)
+        top = sorted(found, key=lambda pair: (-pair[1], pair[0]))
+        return Sample(token, float(row[token] - total), tuple(top))
+
+
+def _weights(values: Tensor, best: float, temperature: float) -> Tensor:
+    return values.double().sub_(best).div_(temperature).exp_()
+
+
+def _kept_prefix(weights: Tensor, mass: float, sampling: SamplingSpec) -> int:
+    """How many of the best tokens stay: `weights` (float64, descending, 1 for the best) hold the nucleus."""
+    keep = weights.numel()
+    if sampling.top_p < 1.0:
+        missing = weights.cumsum(dim=0) < (sampling.top_p - SLACK) * mass
+        keep = min(keep, int(missing.sum()) + 1)
+    if sampling.min_p > 0.0:
+        keep = min(keep, int((weights >= sampling.min_p * math.exp(-SLACK)).sum()))
+    return keep
+
+
+def _first(row: Tensor, keep: int, values: Tensor, tokens: Tensor) -> Tensor:
+    """Ids of the `keep` best tokens of a row, the lowest ids of tied ones, in no particular order.
+
+    `values` and `tokens` are the best in descending order, at least `keep` of them, tied ones in any order.
+    """
+    last = values[keep - 1]
+    if keep == row.numel() or (keep < values.numel() and bool(values[keep] < last)):
+        return tokens[:keep]
+    above = (row > last).nonzero().flatten()
+    tied = (row == last).nonzero().flatten()
+    return torch.cat((above, tied[: keep - above.numel()]))
+
+
+def _signed(word: int) -> int:
+    """The int32 with the bits of a 32-bit word."""
+    return word - (1 << 32) if word >> 31 else word
