@@ -86,7 +86,7 @@ def resolve(
     if name in ALIASES:
         return _packaged(name, field, cache_directory(cache_dir), progress)
     path = Path(name).expanduser()
-    if path.exists():
+    if name and path.exists():
         return check_directory(path, field)
     if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
         return _hub(name, field, cache_directory(cache_dir), progress)
@@ -128,7 +128,7 @@ def _hub(name: str, field: str, cache: Path, progress: Callable[[str], None]) ->
 
     progress(f"fetching {name} from the model hub into {cache / 'hub'}")
     try:
-        path = huggingface_hub.snapshotdownload_wheel(
+        path = huggingface_hub.snapshot_download(
             name, cache_dir=cache / "hub", allow_patterns=_HUB_FILES, ignore_patterns=["*/*"]
         )
     except errors.GatedRepoError as error:
