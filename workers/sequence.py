@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class LaneSequence:
-    """Only the coordinator's orders write `tokens`; only the lane's own forward passes write `cached`."""
+    """Only the coordinator's orders write `tokens`; only the lane's own forward passes write what is cached."""
 
-    __slots__ = ("cached", "gen", "prompt_len", "sampling", "seq", "tokens")
+    __slots__ = ("_agreed", "_cached", "gen", "prompt_len", "sampling", "seq", "tokens")
 
     def __init__(self, opened: OpenedSequence) -> None:
         self.seq = opened.seq
@@ -23,7 +23,8 @@ class LaneSequence:
         self.prompt_len = opened.prompt_len
         self.sampling: SamplingSpec = opened.sampling
         self.tokens: list[int] = list(opened.tokens)
-        self.cached: list[int] = []
+        self._cached: list[int] = []
+        self._agreed = 0  # so many leading tokens are known to be the same in `tokens` and `_cached`
 
     def advance(self, base_len: int, since: SequenceOf[int]) -> None:
         """Make `tokens` the committed history: base_len long, ending in `since`.
@@ -31,21 +32,26 @@ class LaneSequence:
         Raises ProtocolError if the lane has not got the tokens before `since`.
         """
         keep = base_len - len(since)
-        if not 0 <= keep <= len(self.tokens):
+        if not 0 <= keep <= len(self.tokens) or base_len == 0:
             raise ProtocolError(
-                f"sequence {self.seq}: base_len {base_len} with {len(since)} new tokens, but the lane has {len(self.tokens)}"
+                f"sequence {self.seq}: base_len {base_len} with {len(since)} new tokens, but the lane has "
+                f"{len(self.tokens)}"
             )
         del self.tokens[keep:]
         self.tokens.extend(since)
+        self._agreed = min(self._agreed, keep)
 
-    def uncached(self, wanted: SequenceOf[int] = ()) -> tuple[int, list[int]]:
-        """Position and tokens to run so that the engine has seen the history and `wanted`.
+    def window(self, wanted: SequenceOf[int], rows: int) -> tuple[int, list[int]]:
+        """Position and tokens to run so that the engine has seen the history and `wanted`, the last `rows` anew.
 
-        What is cached is kept as far as it equals the history: drafts that were accepted are not run again.
-        The last token of the history is always run, since its logits are what a lane is asked for.
+        What is cached is kept as far as it equals them: drafts that were accepted are not run again.
         """
-        limit = min(len(self.cached), len(self.tokens) - 1)
-        start = next((i for i in range(limit) if self.cached[i] != self.tokens[i]), limit)
-        run = self.tokens[start:] + list(wanted)
-        self.cached[start:] = run
+        full = [*self.tokens, *wanted] if wanted else self.tokens
+        limit = min(len(self._cached), len(full) - rows)
+        start = min(self._agreed, limit)
+        while start < limit and self._cached[start] == full[start]:
+            start += 1
+        run = full[start:]
+        self._cached[start:] = run
+        self._agreed = min(start + len(run), len(self.tokens))
         return start, run

@@ -1,0 +1,233 @@
+"""The executor as a Python object: prompts in, completions out. Holds one coordinator from start to close."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from executor.config import Config
+from executor.coordinator import Coordinator
+from executor.errors import Closed, InvalidRequest, SpeclaneError
+from executor.model import check_prompt, prepare
+from executor.request import Completion, Delta, Request
+from executor.sampling import SamplingParams
+from executor.text import TextStream
+from ipc.messages import SamplingSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import TracebackType
+
+log = logging.getLogger("speclane")
+
+
+
+class Stream:
+    """Iterate over what a request generates, a Delta per round; then `completion` holds the whole.
+
+    Leaving the loop early, or `close`, cancels the request.
+    """
+
+    def __init__(self, request: Request, cancel: Callable[[Request], None]) -> None:
+        self._request = request
+        self._cancel = cancel
+        self._completion: Completion | None = None
+
+    def __iter__(self) -> Iterator[Delta]:
+        """Raises what the request failed of."""
+        try:
+            while self._completion is None:
+                output = self._request.outputs.get()
+                if isinstance(output, SpeclaneError):
+                    raise output
+                if isinstance(output, Completion):
+                    self._completion = output
+                else:
+                    yield output
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        if self._completion is None:
+            self._cancel(self._request)
+
+    @property
+    def completion(self) -> Completion:
+        """Raises RuntimeError before the iteration has ended."""
+        if self._completion is None:
+            raise RuntimeError("the stream has not ended; iterate over it first")
+        return self._completion
+
+
+class LLM:
+    """`with LLM(target="smollm2-135m", speculator="ngram") as llm: llm.generate(["Once upon"])`.
+
+    Options are those of executor.config.Config. Nothing is loaded before `start`, which the first use calls.
+    Thread-safe.
+    """
+
+    def __init__(self, config: Config | None = None, **options: Any) -> None:
+        """Finds, and if need be fetches, the checkpoints. Raises InvalidConfig."""
+        if config is not None and options:
+            raise TypeError("pass a Config or options, not both")
+        self.config = config or Config(**options)
+        self._prepared = prepare(self.config, log.info)
+        self._text = self._prepared.text
+        self._coordinator: Coordinator | None = None
+        self._numbers = itertools.count()
+        self._closed = False
+
+    # ------------------------------------------------------------ life
+
+    def start(self) -> None:
+        """Start the lanes and wait until they serve. Raises LaneFailed. Does nothing the second time."""
+        if self._closed:
+            raise Closed("the executor was closed; make a new one")
+        if self._coordinator is None:
+            config = self.config
+            self._coordinator = Coordinator(
+                self._prepared.specs, config.num_speculative_tokens, config.timeouts, self._prepared.max_model_len
+            )
+            try:
+                self._coordinator.start()
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Stop the workers and answer all that is open with Closed. Idempotent."""
+        self._closed = True
+        if self._coordinator is not None:
+            self._coordinator.close()
+
+    def __enter__(self) -> LLM:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """For those who watch: lanes and statistics. Raises Closed before `start`."""
+        if self._coordinator is None:
+            raise Closed("the executor has not been started")
+        return self._coordinator
+
+    # ------------------------------------------------------------ requests
+
+    def encode(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> list[int]:
+        """Token ids of a prompt that can be run as asked. Raises InvalidRequest. Starts nothing."""
+        tokens = self._text.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        return self._checked(tokens, params or SamplingParams())
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None
+    ) -> list[int]:
+        """The same for a chat: a list of {"role": …, "content": …}, through the model's own template."""
+        if not any(message.get("content") for message in messages):
+            raise InvalidRequest("prompt", "the prompt is empty; give at least one token of text")
+        return self._checked(self._text.encode_chat(messages), params or SamplingParams())
+
+    def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Stream:
+        """Run one prompt, text or token ids. Raises InvalidRequest."""
+        params = params or SamplingParams()
+        request = self._request(self.encode(prompt, params), params)
+        self.start()
+        self.coordinator.submit(request)
+        return Stream(request, self.coordinator.cancel)
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[Completion]:
+        """Completions in the order of the prompts, each text or token ids.
+
+        params: one for all, or one each. progress: show a bar on stderr if that is a terminal.
+        Raises InvalidRequest before anything runs, or what a request failed of.
+        """
+        several: Sequence[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
+        each = params if isinstance(params, list | tuple) else [params or SamplingParams()] * len(several)
+        if len(each) != len(several):
+            raise InvalidRequest("params", f"{len(each)} params for {len(several)} prompts; give one, or one each")
+        for prompt, its in zip(several, each, strict=True):
+            self.encode(prompt, its)
+        streams: list[Stream] = []
+        try:
+            streams += [self.stream(prompt, its) for prompt, its in zip(several, each, strict=True)]
+            with _bar(len(streams), progress) as advance:
+                for stream in streams:
+                    for _ in stream:
+                        pass
+                    advance()
+        finally:
+            for stream in streams:
+                stream.close()
+        return [stream.completion for stream in streams]
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        params: SamplingParams | None = None,
+    ) -> Completion:
+        """The answer to a chat, through the model's own template."""
+        params = params or SamplingParams()
+        return self.generate([self.encode_chat(messages, params)], params, progress=False)[0]
+
+    # ------------------------------------------------------------ inside
+
+    def _checked(self, tokens: list[int], params: SamplingParams) -> list[int]:
+        check_prompt(tokens, self._text.vocabulary_size, self._prepared.max_model_len)
+        for token in params.stop_token_ids:
+            if token >= self._text.vocabulary_size:
+                last = self._text.vocabulary_size - 1
+                raise InvalidRequest("stop_token_ids", f"token {token} is not in the vocabulary, 0 to {last}")
+        return tokens
+
+    def _request(self, tokens: list[int], params: SamplingParams) -> Request:
+        stops = set(params.stop_token_ids)
+        if not params.ignore_eos:
+            stops |= self._text.eos_token_ids
+        spec = SamplingSpec(
+            temperature=float(params.temperature),
+            top_p=float(params.top_p),
+            top_k=params.top_k,
+            min_p=float(params.min_p),
+            seed=params.seed if params.seed is not None else secrets.randbits(63),
+            min_tokens=params.min_tokens,
+            stop_token_ids=tuple(sorted(stops)),
+            logprobs=params.logprobs,
+        )
+        return Request(
+            seq=next(self._numbers),
+            gen=0,
+            prompt_len=len(tokens),
+            tokens=tokens,
+            params=params,
+            spec=spec,
+            text=TextStream(self._text.detokenizer(), params.stop),
+            outputs=SimpleQueue(),
+        )
+
+
+@contextmanager
+def _bar(total: int, wanted: bool) -> Iterator[Callable[[], None]]:
+    console = Console(stderr=True)
+    if not wanted or total < 2 or not console.is_terminal:
+        yield lambda: None
+        return
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("prompts", total=total)
+        yield lambda: bar.advance(task)

@@ -1,0 +1,39 @@
+"""What the next round does: which sequences take part and how many tokens each may draft. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from executor.request import Request
+
+
+class Limits(NamedTuple):
+    """Bounds on a draft. Lengths in tokens; `speculator_len` 0 when there is no speculator to ask."""
+
+    num_speculative_tokens: int
+    target_len: int
+    speculator_len: int
+
+
+class Step(NamedTuple):
+    """One sequence's part in a round; k is the longest draft that can still be of use."""
+
+    request: Request
+    k: int
+
+
+def plan_round(running: Sequence[Request], limits: Limits) -> list[Step]:
+    """Every running sequence is verified; each drafts as far as its own end and both lanes' contexts allow."""
+    return [Step(request, _draft_length(request, limits)) for request in running]
+
+
+def _draft_length(request: Request, limits: Limits) -> int:
+    length = len(request.tokens)
+    # A verdict on k drafts commits up to k + 1 tokens, and only the last need not be run by any lane.
+    wanted = request.params.max_tokens - request.generated - 1
+    target_room = limits.target_len - length - 1
+    speculator_room = limits.speculator_len - length
+    return max(0, min(limits.num_speculative_tokens, wanted, target_room, speculator_room))

@@ -1,0 +1,92 @@
+"""One worker process: start, watch, end. Signals go through its pidfd only, so never to a stranger.
+
+Must be used by a thread that lives as long as the worker: the worker's parent-death signal is tied to it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ipc.messages import LaneName
+
+_TAIL_BYTES = 4096
+
+
+class WorkerProcess:
+    def __init__(self, lane: LaneName, epoch: str, endpoint: str, threads: int) -> None:
+        """Starts it. Raises OSError."""
+        death_fd, self._lifeline = os.pipe2(os.O_CLOEXEC)
+        # A file has no capacity that a talkative worker could fill and block on, and no name that could stay behind.
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed in `close`
+        command = [sys.executable, "-P", "-m", "workers", "--lane", lane, "--epoch", epoch]
+        command += ["--endpoint", endpoint, "--parent-pid", str(os.getpid()), "--death-fd", str(death_fd)]
+        try:
+            self._popen = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=self._stderr,
+                stderr=self._stderr,
+                pass_fds=(death_fd,),
+                env=_environment(threads),
+                start_new_session=True,  # the terminal's Ctrl-C is the coordinator's to handle
+            )
+            self.pidfd = os.pidfd_open(self._popen.pid)
+        finally:
+            os.close(death_fd)
+        self.pid = self._popen.pid
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        try:
+            signal.pidfd_send_signal(self.pidfd, number)
+        except ProcessLookupError:
+            return
+
+    def wait(self, deadline: float) -> int | None:
+        """The exit status (negative: the signal), or None if it still runs at `deadline` (time.monotonic)."""
+        poller = select.poll()
+        poller.register(self.pidfd, select.POLLIN)
+        poller.poll(max(0, int((deadline - time.monotonic()) * 1000)))
+        return self._popen.poll()
+
+    def stderr_tail(self) -> str:
+        """The last lines that the worker wrote."""
+        fd = self._stderr.fileno()
+        size = os.fstat(fd).st_size
+        return os.pread(fd, _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace").strip()
+
+    def close(self) -> None:
+        """Ends the worker if it still runs, reaps it and frees all that was held for it."""
+        if self._popen.poll() is None:
+            self.kill()
+            self._popen.wait()
+        os.close(self._lifeline)
+        os.close(self.pidfd)
+        self._stderr.close()
+
+
+def describe_exit(status: int) -> str:
+    """`exited with status 3`, `killed by SIGKILL`."""
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+def _environment(threads: int) -> dict[str, str]:
+    environment = dict(os.environ)
+    environment["OMP_NUM_THREADS"] = str(threads)
+    # Lanes share cores: a pool that spins after its work takes the time from the other lane.
+    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    environment["HF_HUB_OFFLINE"] = "1"  # a worker reads local files only; fetching was done before it started
+    environment["PYTHONUNBUFFERED"] = "1"
+    return environment

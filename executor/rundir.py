@@ -1,0 +1,51 @@
+"""A private directory for one executor's socket and lock, which leaves nothing behind.
+
+A directory whose owner was killed is swept by the next start: its lock is free, and only then.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from executor.errors import InvalidConfig
+
+_PREFIX = "speclane-"
+
+
+class RunDir:
+    def __init__(self) -> None:
+        """Raises InvalidConfig if no directory can be made."""
+        base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+        try:
+            _sweep(base)
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))  # mode 0700
+            self._lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise InvalidConfig(
+                "XDG_RUNTIME_DIR", f"no socket directory can be made in {base} ({error.strerror}); "
+                "set XDG_RUNTIME_DIR or TMPDIR to a directory you can write, such as /tmp"
+            ) from error
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _sweep(base: Path) -> None:
+    for directory in base.glob(f"{_PREFIX}*"):
+        try:
+            lock = os.open(directory / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue  # another user's, or one just being made
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(directory, ignore_errors=True)
+        except BlockingIOError:
+            pass  # its owner lives
+        finally:
+            os.close(lock)

@@ -1,0 +1,150 @@
+"""The only file that knows ZeroMQ: a Hub in the coordinator (ROUTER), a Peer in each worker (DEALER).
+
+Owns sockets, options and waiting. Knows messages only as something to encode; legality is the link's business.
+All waits take a deadline on time.monotonic().
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import zmq
+
+from ipc import codec
+from ipc.errors import MalformedFrame, PeerGone, WireError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ipc.messages import Fact, Order
+
+MAX_PATH_BYTES = 107
+"""Longest path of a UNIX socket (sun_path without its final zero)."""
+_QUEUED_MESSAGES = 256
+_SEND_TIMEOUT_MS = 1000
+
+
+class Arrived(NamedTuple):
+    """A fact from a worker, by the worker's identity `lane/epoch`."""
+
+    identity: str
+    fact: Fact
+
+
+class Garbled(NamedTuple):
+    """A frame that is no fact; `reason` says why."""
+
+    identity: str
+    reason: str
+
+
+class Readable(NamedTuple):
+    """A watched file descriptor became readable (a process ended, a caller called)."""
+
+    fd: int
+
+
+Event = Arrived | Garbled | Readable
+
+
+class Hub:
+    """The coordinator's end. One thread only."""
+
+    def __init__(self, directory: Path) -> None:
+        """Binds in `directory`, which must be fresh and private. Raises WireError if its path is too long."""
+        path = directory / "hub"
+        if len(os.fsencode(path)) > MAX_PATH_BYTES:
+            raise WireError(f"socket path {path} is longer than {MAX_PATH_BYTES} bytes; set TMPDIR to a shorter one")
+        self.endpoint = f"ipc://{path}"
+        self._context = zmq.Context(io_threads=1)
+        self._socket = _limited(self._context.socket(zmq.ROUTER))
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.bind(self.endpoint)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+
+    def send(self, identity: str, order: Order) -> None:
+        """Raises PeerGone if the worker is not connected or takes nothing for a second."""
+        try:
+            self._socket.send_multipart([identity.encode(), codec.encode(order)])
+        except (zmq.Again, zmq.ZMQError) as error:
+            raise PeerGone(f"{identity} takes no {type(order).__name__}: {error}") from error
+
+    def receive(self, deadline: float) -> Event | None:
+        """The next event, or None when the deadline passes."""
+        while True:
+            event = self._arrived()
+            if event is not None:
+                return event
+            left_ms = (deadline - time.monotonic()) * 1000
+            ready = self._poller.poll(max(0, int(left_ms + 0.999)))
+            for source, _ in ready:
+                if isinstance(source, int):
+                    return self._arrived() or Readable(source)
+            if not ready and time.monotonic() >= deadline:
+                return None
+
+    def watch(self, fd: int) -> None:
+        self._poller.register(fd, zmq.POLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        self._poller.unregister(fd)
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+    def _arrived(self) -> Event | None:
+        try:
+            frames = self._socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        identity = frames[0].decode(errors="replace")
+        if len(frames) != 2:
+            return Garbled(identity, f"{len(frames) - 1} frames instead of one")
+        try:
+            return Arrived(identity, codec.decode_fact(frames[1]))
+        except MalformedFrame as error:
+            return Garbled(identity, str(error))
+
+
+class Peer:
+    """A worker's end."""
+
+    def __init__(self, endpoint: str, identity: str) -> None:
+        self._context = zmq.Context(io_threads=1)
+        self._socket = _limited(self._context.socket(zmq.DEALER))
+        self._socket.setsockopt(zmq.IDENTITY, identity.encode())
+        self._socket.connect(endpoint)
+
+    def send(self, fact: Fact) -> None:
+        """Raises PeerGone if the coordinator takes nothing for a second."""
+        try:
+            self._socket.send(codec.encode(fact))
+        except (zmq.Again, zmq.ZMQError) as error:
+            raise PeerGone(f"the coordinator takes no {type(fact).__name__}: {error}") from error
+
+    def receive(self, deadline: float) -> Order | None:
+        """The next order, or None when the deadline passes. Raises MalformedFrame."""
+        left_ms = max(0, int((deadline - time.monotonic()) * 1000 + 0.999))
+        if not self._socket.poll(left_ms, zmq.POLLIN):
+            return None
+        frames = self._socket.recv_multipart(zmq.NOBLOCK)
+        if len(frames) != 1:
+            raise MalformedFrame(f"{len(frames)} frames instead of one")
+        return codec.decode_order(frames[0])
+
+    def close(self) -> None:
+        """What was sent just before still has a moment to leave."""
+        self._context.destroy(linger=_SEND_TIMEOUT_MS)
+
+
+def _limited(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.IMMEDIATE, 1)
+    socket.setsockopt(zmq.SNDTIMEO, _SEND_TIMEOUT_MS)
+    socket.setsockopt(zmq.SNDHWM, _QUEUED_MESSAGES)
+    socket.setsockopt(zmq.RCVHWM, _QUEUED_MESSAGES)
+    socket.setsockopt(zmq.MAXMSGSIZE, codec.MAX_FRAME_BYTES)
+    return socket

@@ -1,0 +1,67 @@
+"""Which message is legal next between the coordinator and one worker.
+
+Both ends look up the same table, by the name of each message sent or received. Pure: no socket, no clock.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from ipc.table import Table
+
+if TYPE_CHECKING:
+    from ipc.messages import LaneName, Message
+
+
+class LinkState(StrEnum):
+    EXPECTED = "expected"
+    """The worker was started and has not spoken yet."""
+    GREETED = "greeted"
+    STARTING = "starting"
+    IDLE = "idle"
+    BUSY = "busy"
+    """One Draft or Verify is in flight; never two."""
+    STOPPING = "stopping"
+    FAILED = "failed"
+
+
+_S = LinkState
+_ASK_AND_ANSWER = {"target": ("Verify", "Verified"), "speculator": ("Draft", "Drafted")}
+
+
+def link_table(lane: LaneName) -> Table[LinkState, str]:
+    """The table of a lane: a target is only asked to verify, a speculator only to draft."""
+    ask, answer = _ASK_AND_ANSWER[lane]
+    rows = {
+        (_S.EXPECTED, "Greeted"): _S.GREETED,
+        (_S.GREETED, "Configure"): _S.STARTING,
+        (_S.STARTING, "PhaseReached"): _S.STARTING,
+        (_S.STARTING, "Ready"): _S.IDLE,
+        (_S.IDLE, ask): _S.BUSY,
+        (_S.BUSY, answer): _S.IDLE,
+        (_S.STOPPING, answer): _S.STOPPING,
+        (_S.STOPPING, "PhaseReached"): _S.STOPPING,
+        (_S.STOPPING, "Ready"): _S.STOPPING,
+        (_S.STOPPING, "Stop"): _S.STOPPING,
+    }
+    for state in (_S.IDLE, _S.BUSY):
+        rows |= {(state, "Open"): state, (state, "Close"): state}
+    for state in (_S.EXPECTED, _S.GREETED, _S.STARTING, _S.IDLE, _S.BUSY):
+        rows[state, "Stop"] = _S.STOPPING
+    for state in (_S.EXPECTED, _S.GREETED, _S.STARTING, _S.IDLE, _S.BUSY, _S.STOPPING):
+        rows[state, "Failed"] = _S.FAILED
+    rows[_S.FAILED, "Stop"] = _S.FAILED
+    return Table(f"link to the {lane}", rows)
+
+
+class Link:
+    """The state of one link; `passed` is called with each message, sent or received, in order."""
+
+    def __init__(self, lane: LaneName) -> None:
+        self._table = link_table(lane)
+        self.state = LinkState.EXPECTED
+
+    def passed(self, message: Message) -> None:
+        """Raises ProtocolError, and stays where it is, if the message is not legal now."""
+        self.state = self._table.step(self.state, type(message).__name__)

@@ -1,0 +1,285 @@
+"""Causal attention over slotted KV whose result for a row does not depend on what is computed beside it.
+
+Owns the masks, the grouping of windows into batches of matrices and the order of summation. Knows of a model only
+its heads: rotary embedding, projections and norms are the caller's.
+
+A library's matrix product sums in an order that depends on the shapes of the whole call. Three rules take that
+away. Query rows come in tiles of at least two, since one row takes another kernel. Keys are read in whole blocks,
+masked by −inf, which adds exact zeros. Products with the values are taken over short, fixed ranges of keys and
+summed in order of position, since long sums are split by their length. `tiling` proves on the machine at hand that
+this suffices, and falls back to one query row per call if it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from workers.kv import SlotKV, blocks_up
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+
+class Span(NamedTuple):
+    """Query rows of the sequence in `slot`, at positions start … start + count − 1."""
+
+    slot: int
+    start: int
+    count: int
+
+
+class Tiling(NamedTuple):
+    """How rows are cut into calls.
+
+    tiles: numbers of query rows per sequence that a call may have, ascending; smaller ones are padded up.
+    reduction: keys summed over by one product with the values; 0 is all of them, which is not invariant.
+    alone: a call has one row of one sequence and reads no further than that row sees.
+    """
+
+    tiles: tuple[int, ...]
+    reduction: int
+    alone: bool = False
+
+
+PLAIN = Tiling((1, 2, 4, 8, 16, 32, 64), 0)
+ROW_BY_ROW = Tiling((2,), 64, alone=True)
+TILES = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+REDUCTIONS = (192, 128, 64)
+
+Kernel = Callable[..., None]
+
+
+def blocked(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, reduction: int, out: Tensor
+) -> None:
+    """out = softmax(scale · queries keysᵀ + mask) values, summed over `reduction` keys at a time (0: all).
+
+    queries and out [batch, rows, head_dim], keys and values [batch, length, head_dim], mask [batch, rows, length].
+    """
+    weights = torch.softmax(torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=scale), dim=-1)
+    length = keys.shape[1]
+    step = reduction or length
+    torch.bmm(weights[:, :, :step], values[:, :step], out=out)
+    for first in range(step, length, step):
+        out.baddbmm_(weights[:, :, first : first + step], values[:, first : first + step])
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One call of the kernel: the same number of rows for each of some consecutive slots."""
+
+    slot: int
+    slots: int
+    length: int
+    queries: Tensor
+    mask: Tensor
+    out: slice
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What all layers of one forward pass share: where keys go, which rows attend to what, where results go."""
+
+    tokens: int
+    places: Tensor
+    groups: tuple[Group, ...]
+    outputs: int
+    gather: Tensor
+
+
+class _Piece(NamedTuple):
+    """A part of a span that one call computes; `row` is the place of its first row among all rows."""
+
+    slot: int
+    start: int
+    count: int
+    row: int
+
+
+class SlotAttention:
+    """Grouped-query attention of windows of several sequences over a SlotKV.
+
+    Query head h belongs to KV head h // (query_heads / kv_heads).
+    """
+
+    def __init__(self, kv: SlotKV, query_heads: int, tiling: Tiling, kernel: Kernel = blocked) -> None:
+        self.kv = kv
+        self.tiling = tiling
+        self._kernel = kernel
+        self._query_heads = query_heads
+        self._per_kv_head = query_heads // kv.kv_heads
+        head = np.arange(query_heads, dtype=np.int64)
+        self._kv_head, self._member = np.divmod(head, self._per_kv_head)
+
+    def plan(self, spans: Sequence[Span], rows: int = 0, sliding_window: int = 0) -> Step:
+        """Prepare a step over the rows of `spans`, in their order, followed by padding up to `rows` rows.
+
+        The slots must differ. A row at position p sees positions p − sliding_window + 1 … p (0: all up to p).
+        """
+        tokens = sum(span.count for span in spans)
+        slots = [span.slot for span in spans for _ in range(span.count)]
+        positions = [position for span in spans for position in range(span.start, span.start + span.count)]
+        gather = np.zeros((max(rows, tokens), self._query_heads), dtype=np.int64)
+        groups: list[Group] = []
+        outputs = 0
+        for tile, pieces in self._batches(spans):
+            groups.append(self._group(tile, pieces, outputs, sliding_window))
+            for index, piece in enumerate(pieces):
+                row = np.arange(piece.count, dtype=np.int64)[:, None]
+                head = (index * self.kv.kv_heads + self._kv_head) * tile * self._per_kv_head
+                gather[piece.row : piece.row + piece.count] = (
+                    outputs + head + row * self._per_kv_head + self._member
+                )
+            outputs += len(pieces) * tile * self._query_heads
+        places = self.kv.places(slots, positions)
+        return Step(tokens, places, tuple(groups), outputs, self._tensor(gather.reshape(-1)))
+
+    def attend(self, layer: int, qkv: Tensor, step: Step, scale: float) -> Tensor:
+        """Store keys and values of the step's tokens, then attend: [rows, query_heads · head_dim].
+
+        qkv: contiguous [rows, query_heads + 2 · kv_heads, head_dim], queries before keys before values.
+        """
+        kv = self.kv
+        kv.write(layer, qkv[: step.tokens, self._query_heads :], step.places)
+        heads = qkv.view(-1, kv.head_dim)
+        out = torch.empty((step.outputs, kv.head_dim), dtype=qkv.dtype, device=qkv.device)
+        for group in step.groups:
+            batch = group.slots * kv.kv_heads
+            queries = heads.index_select(0, group.queries).view(batch, -1, kv.head_dim)
+            keys, values = kv.read(layer, group.slot, group.slots, group.length)
+            result = out[group.out].view(queries.shape)
+            self._kernel(queries, keys, values, group.mask, scale, self.tiling.reduction, result)
+        return out.index_select(0, step.gather).view(-1, self._query_heads * kv.head_dim)
+
+    def _batches(self, spans: Sequence[Span]) -> list[tuple[int, list[_Piece]]]:
+        """Cut spans into tiles; those of neighbouring slots and the same size go together."""
+        tiles = self.tiling.tiles
+        largest = 1 if self.tiling.alone else tiles[-1]
+        batches: list[tuple[int, list[_Piece]]] = []
+        rows = np.cumsum([0, *(span.count for span in spans)])
+        for row, span in sorted(zip(rows.tolist(), spans, strict=False), key=lambda item: item[1].slot):
+            for first in range(0, span.count, largest):
+                count = min(largest, span.count - first)
+                piece = _Piece(span.slot, span.start + first, count, row + first)
+                tile = next(tile for tile in tiles if tile >= count)
+                last = batches[-1] if batches and not self.tiling.alone else None
+                if last and last[0] == tile and last[1][-1].slot == piece.slot - 1:
+                    last[1].append(piece)
+                else:
+                    batches.append((tile, [piece]))
+        return batches
+
+    def _group(self, tile: int, pieces: list[_Piece], outputs: int, sliding_window: int) -> Group:
+        # Rows that only fill a tile repeat the first one of their sequence: finite, and nobody reads the result.
+        offset = np.arange(tile)[None, :]
+        offset = np.where(offset < np.array([[piece.count] for piece in pieces]), offset, 0)
+        row = np.array([[piece.row] for piece in pieces]) + offset
+        position = np.array([[piece.start] for piece in pieces]) + offset
+        length = min(blocks_up(int(position.max()) + 1), self.kv.reach)
+
+        heads = self._query_heads + 2 * self.kv.kv_heads
+        head = np.arange(self._query_heads).reshape(1, self.kv.kv_heads, 1, self._per_kv_head)
+        queries = (row[:, None, :, None] * heads + head).astype(np.int64).reshape(-1)
+
+        key = np.arange(length)
+        hidden = key > position[..., None]
+        if sliding_window:
+            hidden |= key <= position[..., None] - sliding_window
+        mask = self._mask(hidden, len(pieces))
+        count = len(pieces) * tile * self._query_heads
+        out = slice(outputs, outputs + count)
+        return Group(pieces[0].slot, len(pieces), length, self._tensor(queries), mask, out)
+
+    def _mask(self, hidden: np.ndarray, slots: int) -> Tensor:
+        """hidden [slots, tile, length] → 0 and −inf [slots · kv_heads, tile · heads per KV head, length]."""
+        mask = torch.from_numpy(hidden).to(self.kv.device)
+        zero = torch.zeros(hidden.shape, dtype=self.kv.dtype, device=self.kv.device)
+        zero.masked_fill_(mask, float("-inf"))
+        rows, length = hidden.shape[1] * self._per_kv_head, hidden.shape[2]
+        per_head = zero.repeat_interleave(self._per_kv_head, dim=1).view(slots, 1, rows, length)
+        return per_head.expand(slots, self.kv.kv_heads, rows, length).reshape(-1, rows, length)
+
+    def _tensor(self, index: np.ndarray) -> Tensor:
+        return torch.from_numpy(index).to(self.kv.device)
+
+
+def tiling(
+    kv_heads: int,
+    query_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    kernel: Kernel = blocked,
+) -> Tiling:
+    """The fastest tiling whose rows are bitwise the same in every tile, place, batch and padded length tried here.
+
+    Deterministic; costs some tens of milliseconds. Falls back to ROW_BY_ROW, which needs no proof: there, the
+    shapes of a call are a function of the row's position alone.
+    """
+    trial = _Trial(kv_heads, query_heads, head_dim, dtype, device, kernel)
+    for reduction in REDUCTIONS:
+        tiles = trial.agreeing(reduction)
+        if tiles:
+            return Tiling(tiles, reduction)
+    return ROW_BY_ROW
+
+
+class _Trial:
+    """Random keys, values and queries of two sequences, and the same rows computed in different company."""
+
+    # Places around the lengths at which libraries were seen to change the order of summation.
+    STARTS = (3, 60, 126, 186, 250, 310, 505)
+    LENGTH = 640
+
+    def __init__(
+        self,
+        kv_heads: int,
+        query_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        kernel: Kernel,
+    ) -> None:
+        self._kv = SlotKV(1, 2, kv_heads, self.LENGTH, head_dim, dtype, device)
+        self._query_heads = query_heads
+        self._kernel = kernel
+        generator = torch.Generator().manual_seed(0)
+        shape = (2, self.LENGTH, query_heads + 2 * kv_heads, head_dim)
+        self._qkv = torch.randn(shape, generator=generator).to(dtype).to(device)
+        attention = SlotAttention(self._kv, query_heads, PLAIN, kernel)
+        step = attention.plan([Span(0, 0, self.LENGTH), Span(1, 0, self.LENGTH)])
+        self._kv.write(0, self._qkv.flatten(0, 1)[:, query_heads:], step.places)
+
+    def agreeing(self, reduction: int) -> tuple[int, ...]:
+        """Tiles whose rows all equal those of a lone row in the smallest tile."""
+        lone = SlotAttention(self._kv, self._query_heads, Tiling(TILES[:1], reduction), self._kernel)
+        probes = [
+            start + offset for start in self.STARTS for offset in (0, 1, 63) if start + offset < self.LENGTH
+        ]
+        expected = {position: self._run(lone, [Span(0, position, 1)])[0] for position in probes}
+        return tuple(tile for tile in TILES if self._agrees(Tiling((tile,), reduction), expected))
+
+    def _agrees(self, tiling: Tiling, expected: dict[int, Tensor]) -> bool:
+        attention = SlotAttention(self._kv, self._query_heads, tiling, self._kernel)
+        tile = tiling.tiles[0]
+        for start in self.STARTS:
+            own = Span(0, start, tile)
+            longer = Span(1, self.LENGTH - tile, tile)
+            for spans in ([own], [own, longer]):
+                rows = self._run(attention, spans)[:tile]
+                for position in range(start, start + tile):
+                    if position in expected and not torch.equal(rows[position - start], expected[position]):
+                        return False
+        return True
+
+    def _run(self, attention: SlotAttention, spans: list[Span]) -> Tensor:
+        rows = [self._qkv[span.slot, span.start : span.start + span.count] for span in spans]
+        scale = self._kv.head_dim**-0.5
+        return attention.attend(0, torch.cat(rows), attention.plan(spans), scale)

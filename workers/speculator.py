@@ -1,0 +1,85 @@
+"""The speculator lane: keep the histories current, ask the speculator for proposals."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from ipc.messages import DraftedItem
+from workers.lane import SequenceTable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ipc.messages import DraftItem, OpenedSequence, Vocabulary
+    from workers.sequence import LaneSequence
+
+
+class Ask(NamedTuple):
+    """Propose at most `k` tokens after the sequence's committed ones."""
+
+    sequence: LaneSequence
+    k: int
+
+
+class Speculator(Protocol):
+    """Guesses tokens. A sequence object is the same from open to close; its tokens are always the committed ones."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Size 0 means: proposes only tokens that it was given."""
+        ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def notes(self) -> list[str]: ...
+
+    def warm_up(self) -> None: ...
+
+    def open(self, sequence: LaneSequence) -> None: ...
+
+    def close(self, sequence: LaneSequence) -> None: ...
+
+    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+        """For each ask 0 … k tokens, guesses of what the target will sample."""
+        ...
+
+
+class SpeculatorLane:
+    def __init__(self, speculator: Speculator) -> None:
+        self._speculator = speculator
+        self._sequences = SequenceTable()
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self._speculator.vocabulary
+
+    @property
+    def max_model_len(self) -> int:
+        return self._speculator.max_model_len
+
+    @property
+    def notes(self) -> list[str]:
+        return self._speculator.notes
+
+    def warm_up(self) -> None:
+        self._speculator.warm_up()
+
+    def open(self, opened: Sequence[OpenedSequence]) -> None:
+        for record in opened:
+            self._speculator.open(self._sequences.open(record))
+
+    def close(self, seqs: Sequence[int]) -> None:
+        for seq in seqs:
+            self._speculator.close(self._sequences.close(seq))
+
+    def draft(self, items: Sequence[DraftItem]) -> list[DraftedItem]:
+        asks = [
+            Ask(self._sequences.advance(item.seq, item.gen, item.base_len, item.since), item.k) for item in items
+        ]
+        proposals = self._speculator.propose(asks)
+        return [
+            DraftedItem(item.seq, item.gen, item.base_len, tokens)
+            for item, tokens in zip(items, proposals, strict=True)
+        ]

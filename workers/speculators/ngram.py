@@ -1,0 +1,74 @@
+"""Prompt lookup: guess that what followed the last few tokens before will follow them again. No model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ipc.messages import Vocabulary
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ipc.messages import LaneSpec
+    from workers.sequence import LaneSequence
+    from workers.speculator import Ask
+
+MIN_MATCH = 2
+MAX_MATCH = 4
+
+
+class NgramSpeculator:
+    def __init__(self, spec: LaneSpec) -> None:
+        self._max_model_len = spec.max_model_len
+        self._indexes: dict[int, NgramIndex] = {}
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(size=0, fingerprint="")
+
+    @property
+    def max_model_len(self) -> int:
+        return self._max_model_len
+
+    @property
+    def notes(self) -> list[str]:
+        return []
+
+    def warm_up(self) -> None:
+        """Nothing to warm."""
+
+    def open(self, sequence: LaneSequence) -> None:
+        self._indexes[sequence.seq] = NgramIndex()
+
+    def close(self, sequence: LaneSequence) -> None:
+        del self._indexes[sequence.seq]
+
+    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+        return [self._indexes[ask.sequence.seq].propose(ask.sequence.tokens, ask.k) for ask in asks]
+
+
+class NgramIndex:
+    """Where each run of MIN_MATCH … MAX_MATCH tokens of one sequence last ended, the sequence's end excluded."""
+
+    def __init__(self) -> None:
+        self._ends: dict[tuple[int, ...], int] = {}
+        self._indexed = 0
+
+    def propose(self, tokens: Sequence[int], k: int) -> list[int]:
+        """Up to k tokens that followed the longest match; a match near the end goes on into its own guesses.
+
+        `tokens` are committed, so from call to call they only grow.
+        """
+        for end in range(max(self._indexed, MIN_MATCH), len(tokens)):
+            for length in range(MIN_MATCH, min(MAX_MATCH, end) + 1):
+                self._ends[tuple(tokens[end - length : end])] = end
+        self._indexed = max(self._indexed, len(tokens))
+        for length in range(min(MAX_MATCH, len(tokens)), MIN_MATCH - 1, -1):
+            end = self._ends.get(tuple(tokens[len(tokens) - length :]))
+            if end is not None:
+                period = len(tokens) - end
+                guess: list[int] = []
+                for i in range(k):
+                    guess.append(tokens[end + i] if i < period else guess[i - period])
+                return guess
+        return []
