@@ -1,0 +1,32 @@
+"""What all tests share: the default checkpoint, and a check that nothing which lives outside Python leaks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from leaks import assert_nothing_leaks
+
+from executor import models
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_CHECKED = ("process", "faults")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The SmolLM2-135M-Instruct checkpoint from the user's own cache, fetched by the first test that asks."""
+    return models.resolve("smollm2-135m")
+
+
+@pytest.fixture(autouse=True)
+def no_leak(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests with real processes must leave as many processes, threads and descriptors as they found."""
+    if Path(str(request.node.path)).parent.name not in _CHECKED:
+        yield
+        return
+    with assert_nothing_leaks():
+        yield
