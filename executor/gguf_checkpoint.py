@@ -106,19 +106,10 @@ def unpermute(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
 
 
 def _config(fields: _Fields, *, tied: bool) -> dict[str, Any]:
-    architecture = fields.get("general.architecture")
-    if architecture != "llama":
-        raise ValueError(f"GGUF architecture {architecture!r} cannot be converted; 'llama' can")
-    if any(name.startswith("llama.rope.scaling.") for name in fields) or "llama.expert_count" in fields:
-        raise ValueError("GGUF files with rotary scaling or experts cannot be converted; plain llama can")
+    _check_plain(fields)
     heads = int(fields["llama.attention.head_count"])
     hidden = int(fields["llama.embedding_length"])
-    head_dim = int(fields.get("llama.rope.dimension_count", hidden // heads))
-    ids = {
-        name: int(value)
-        for name in _SPECIAL_TOKENS.values()
-        if (value := _token_id(fields, name)) is not None
-    }
+    rope_theta = _shortest(fields.get("llama.rope.freq_base", 10000.0))
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -129,25 +120,39 @@ def _config(fields: _Fields, *, tied: bool) -> dict[str, Any]:
         "num_hidden_layers": int(fields["llama.block_count"]),
         "num_attention_heads": heads,
         "num_key_value_heads": int(fields.get("llama.attention.head_count_kv", heads)),
-        "head_dim": head_dim,
+        "head_dim": int(fields.get("llama.attention.key_length", hidden // heads)),
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
         "max_position_embeddings": int(fields["llama.context_length"]),
         "rms_norm_eps": _shortest(fields["llama.attention.layer_norm_rms_epsilon"]),
         # Readers before transformers 5 know only `rope_theta`, later ones prefer `rope_parameters`.
-        "rope_theta": _shortest(fields.get("llama.rope.freq_base", 10000.0)),
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": _shortest(fields.get("llama.rope.freq_base", 10000.0)),
-        },
+        "rope_theta": rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": rope_theta},
         "tie_word_embeddings": tied,
         "use_cache": True,
-        "bos_token_id": ids.get("bos_token_id"),
-        "eos_token_id": ids.get("eos_token_id"),
-        "pad_token_id": ids.get("padding_token_id"),
+        "bos_token_id": _token_id(fields, "bos_token_id"),
+        "eos_token_id": _token_id(fields, "eos_token_id"),
+        "pad_token_id": _token_id(fields, "padding_token_id"),
     }
     return {key: value for key, value in config.items() if value is not None}
+
+
+def _check_plain(fields: _Fields) -> None:
+    architecture = fields.get("general.architecture")
+    if architecture != "llama":
+        raise ValueError(f"GGUF architecture {architecture!r} cannot be converted; 'llama' can")
+    if any(name.startswith("llama.rope.scaling.") for name in fields) or "llama.expert_count" in fields:
+        raise ValueError("GGUF files with rotary scaling or experts cannot be converted; plain llama can")
+    head_dim = fields.get(
+        "llama.attention.key_length",
+        fields["llama.embedding_length"] // fields["llama.attention.head_count"],
+    )
+    rotated = fields.get("llama.rope.dimension_count", head_dim)
+    if rotated != head_dim:
+        raise ValueError(
+            f"GGUF files that rotate {rotated} of {head_dim} dimensions cannot be converted; all can"
+        )
 
 
 def _shortest(value: float) -> float:
@@ -156,7 +161,8 @@ def _shortest(value: float) -> float:
 
 
 def _token_id(fields: _Fields, name: str) -> int | None:
-    return fields.get(f"tokenizer.ggml.{name}")
+    value = fields.get(f"tokenizer.ggml.{name}")
+    return None if value is None else int(value)
 
 
 def _tensor(tensor: Any, heads: int, kv_heads: int) -> safetensors_file.Tensor:

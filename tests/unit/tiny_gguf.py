@@ -37,7 +37,10 @@ def tensors(tied: bool = True) -> dict[str, np.ndarray[Any, np.dtype[np.float32]
 def write(
     path: Path, *, tied: bool = True, architecture: str = "llama", pre: str = "smollm", **extra: Any
 ) -> Path:
-    """Matrices of the feed-forward as Q8_0, everything else as float32. extra: more string tensors' names."""
+    """Matrices of the feed-forward as Q8_0, everything else as float32.
+
+    extra: settings and tensors that make the file unusual.
+    """
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(128)
     writer.add_embedding_length(HIDDEN)
@@ -49,6 +52,8 @@ def write(
     writer.add_rope_freq_base(5000.0)
     if extra.get("rope_scaling"):
         writer.add_rope_scaling_factor(extra["rope_scaling"])
+    if extra.get("rotated"):
+        writer.add_rope_dimension_count(extra["rotated"])
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(TOKENS)
