@@ -35,11 +35,15 @@ class Timeouts:
         """Raises InvalidConfig."""
         for name in ("load", "draft", "verify", "hang", "stop"):
             seconds = getattr(self, name)
-            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+            if (
+                isinstance(seconds, bool)
+                or not isinstance(seconds, int | float)
+                or not 0 < seconds < math.inf
+            ):
                 default = type(self).__dataclass_fields__[name].default
                 raise InvalidConfig(
-                    f"{name}_timeout", f"{name}-timeout must be a positive number of seconds, got {seconds!r}; "
-                    f"try {default:g}"
+                    f"{name}_timeout",
+                    f"{name}-timeout must be a positive number of seconds, got {seconds!r}; try {default:g}",
                 )
 
 
@@ -47,8 +51,8 @@ class Timeouts:
 class Config:
     """One executor.
 
-    target: model of the target lane: `smollm2-135m`, a checkpoint directory or a hub id; a toy's parameters if
-        `engine` is toy.
+    target: model of the target lane: `smollm2-135m`, a checkpoint directory or a hub id; a toy's parameters
+        if `engine` is toy.
     speculator: `off`, `ngram` (prompt lookup), or a model as above.
     engine: `native` (own code, batch-invariant on CPUs), `hf` (any transformers model), `toy` (no weights).
     dtype: of weights and arithmetic; see the engine's notes for CPUs without bf16 or fp16 arithmetic.
@@ -80,11 +84,17 @@ class Config:
         _one_of("dtype", self.dtype, get_args(DtypeName))
         name, _, index = self.device.partition(":")
         if name not in ("auto", "cpu", "cuda") or (index and (name != "cuda" or not index.isdigit())):
-            raise InvalidConfig("device", f"device must be auto, cpu, cuda or cuda:N, got {self.device!r}; try auto")
+            raise InvalidConfig(
+                "device", f"device must be auto, cpu, cuda or cuda:N, got {self.device!r}; try auto"
+            )
         if not self.speculator:
-            raise InvalidConfig("speculator", "speculator must not be empty; try off, ngram or a checkpoint directory")
+            raise InvalidConfig(
+                "speculator", "speculator must not be empty; try off, ngram or a checkpoint directory"
+            )
         whole = "num_speculative_tokens", "max_sequences"
-        for option, high, works in zip(whole, (MAX_SPECULATIVE_TOKENS, MAX_SEQUENCES), ("5", "8"), strict=True):
+        for option, high, works in zip(
+            whole, (MAX_SPECULATIVE_TOKENS, MAX_SEQUENCES), ("5", "8"), strict=True
+        ):
             _whole(option, getattr(self, option), 1, high, works)
         if self.max_model_len is not None:
             _whole("max_model_len", self.max_model_len, 2, 1 << 24, "2048")
@@ -109,4 +119,6 @@ def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
 def _whole(name: str, value: int, low: int, high: int, works: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         option = name.replace("_", "-")
-        raise InvalidConfig(name, f"{option} must be a whole number from {low} to {high}, got {value!r}; try {works}")
+        raise InvalidConfig(
+            name, f"{option} must be a whole number from {low} to {high}, got {value!r}; try {works}"
+        )

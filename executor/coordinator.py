@@ -1,7 +1,8 @@
 """The coordinator: the only place that knows tokens. Runs rounds in its own thread.
 
 One round is a straight line: plan → draft → verify → commit → publish. Requests come in by `submit` from any
-thread; what happens to them goes out by each request's own queue. Talks to the workers through `executor.lanes`.
+thread; what happens to them goes out by each request's own queue. Talks to the workers through
+`executor.lanes`.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class RoundTime(NamedTuple):
 
 @dataclass(slots=True)
 class Stats:
-    """Totals since start. `invalid` counts draft tokens refused because no vocabulary has them or nobody asked."""
+    """Totals since start: drafts `invalid` for what they held, drafts `missed` because they did not come."""
 
     acceptance: Acceptance = field(default_factory=Acceptance)
     invalid: int = 0
@@ -212,7 +213,7 @@ class Coordinator:
         return Limits(self._k, self.max_model_len, ready.max_model_len if ready is not None else 0)
 
     def _draft(self, plan: Sequence[Step]) -> dict[int, list[int]]:
-        """Drafts by sequence; a sequence without one takes a plain step, whatever became of the speculator."""
+        """Drafts by sequence. One without a draft takes a plain step, whatever became of the speculator."""
         asked = {step.request.seq: step for step in plan if step.k > 0}
         speculator = self._speculator()
         if not asked or speculator is None:
@@ -248,7 +249,8 @@ class Coordinator:
         target = self.lanes[0]
         self._open(target, [step.request for step in plan])
         items = [
-            VerifyItem(r.seq, r.gen, len(r.tokens), self._since(target, r), drafts.get(r.seq, [])) for r, _ in plan
+            VerifyItem(r.seq, r.gen, len(r.tokens), self._since(target, r), drafts.get(r.seq, []))
+            for r, _ in plan
         ]
         self._lanes.ask(target, Verify(target.epoch, self._next_order(), items))
         reply = self._lanes.reply(target, time.monotonic() + self._timeouts.verify)
@@ -311,13 +313,13 @@ class Coordinator:
 
 
 def _check_vocabulary(target: Vocabulary, speculator: Vocabulary) -> None:
-    """Raises InvalidConfig if the lanes would not mean the same by a token id. Size 0 is a speculator without one."""
+    """Raises InvalidConfig if the lanes do not mean the same by a token id. Size 0: has no own vocabulary."""
     if speculator.size == 0 or target.fingerprint == speculator.fingerprint:
         return
     if (target.fingerprint and speculator.fingerprint) or target.size != speculator.size:
         raise InvalidConfig(
             "speculator",
-            f"vocabularies differ: target {target.size} tokens ({target.fingerprint[:12]}), speculator "
-            f"{speculator.size} ({speculator.fingerprint[:12]}); use a speculator with the target's tokenizer, "
-            "or --speculator ngram",
+            f"vocabularies differ: target {target.size} tokens ({target.fingerprint[:12]}), "
+            f"speculator {speculator.size} ({speculator.fingerprint[:12]}); "
+            "use a speculator with the target's tokenizer, or --speculator ngram",
         )

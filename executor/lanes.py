@@ -6,6 +6,7 @@ Everything here runs in the coordinator's thread.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -258,10 +259,8 @@ class Lanes:
         if process is None:
             return
         del self._by_pidfd[process.pidfd]
-        try:
+        with contextlib.suppress(KeyError):  # was unwatched when it ended
             self._hub.unwatch(process.pidfd)
-        except KeyError:
-            pass  # was unwatched when it ended
         status = process.wait(time.monotonic() + 1.0)
         exit_text = describe_exit(status) if status is not None else "did not stop in time and was killed"
         lane.down_because = lane.down_because or reason or exit_text

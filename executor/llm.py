@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("speclane")
 
 
-
 class Stream:
     """Iterate over what a request generates, a Delta per round; then `completion` holds the whole.
 
@@ -93,7 +92,10 @@ class LLM:
         if self._coordinator is None:
             config = self.config
             self._coordinator = Coordinator(
-                self._prepared.specs, config.num_speculative_tokens, config.timeouts, self._prepared.max_model_len
+                self._prepared.specs,
+                config.num_speculative_tokens,
+                config.timeouts,
+                self._prepared.max_model_len,
             )
             try:
                 self._coordinator.start()
@@ -161,7 +163,9 @@ class LLM:
         several: Sequence[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
         each = params if isinstance(params, list | tuple) else [params or SamplingParams()] * len(several)
         if len(each) != len(several):
-            raise InvalidRequest("params", f"{len(each)} params for {len(several)} prompts; give one, or one each")
+            raise InvalidRequest(
+                "params", f"{len(each)} params for {len(several)} prompts; give one, or one each"
+            )
         for prompt, its in zip(several, each, strict=True):
             self.encode(prompt, its)
         streams: list[Stream] = []

@@ -1,4 +1,4 @@
-"""What the executor knows of the models before any worker starts: specs, context, text. No weights, no tensors.
+"""What the executor knows of the models before any worker starts: specs, context, text. No weights.
 
 `ModelText` turns prompts into ids and ids into text; `prepare` finds the checkpoints and refuses pairs that
 cannot work together, so that nothing is loaded in vain.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from executor import models, toy_text
@@ -22,10 +21,11 @@ from ipc.messages import LaneSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from executor.config import Config
     from executor.text import Detokenizes
-    from ipc.messages import LaneName
+    from ipc.messages import LaneEngine, LaneName
 
 _TOY_CONTEXT = 4096
 
@@ -33,8 +33,13 @@ _TOY_CONTEXT = 4096
 class ModelText(Protocol):
     """Text in and out of a model."""
 
-    eos_token_ids: frozenset[int]
-    vocabulary_size: int
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of token ids, padding rows included."""
+        ...
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -84,7 +89,7 @@ class ToyText:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """`specs`: the target's, then the speculator's if there is one. `max_model_len`: longest sequence in tokens."""
+    """`specs`: the target's, then the speculator's if there is one. `max_model_len`: in tokens."""
 
     specs: list[LaneSpec]
     text: ModelText
@@ -106,7 +111,9 @@ def prepare(config: Config, progress: Callable[[str], None]) -> Prepared:
     if config.speculator == "ngram":
         specs.append(_spec(config, "speculator", "ngram", "", max_model_len))
     elif config.speculates:
-        draft = models.resolve(config.speculator, field="speculator", cache_dir=config.cache_dir, progress=progress)
+        draft = models.resolve(
+            config.speculator, field="speculator", cache_dir=config.cache_dir, progress=progress
+        )
         try:
             vocabulary.check_same(target, draft)
         except vocabulary.VocabularyMismatch as error:
@@ -128,13 +135,15 @@ def check_prompt(tokens: Sequence[int], vocabulary_size: int, max_model_len: int
         )
     for token in tokens:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocabulary_size:
-            raise InvalidRequest("prompt", f"token {token!r} is not in the vocabulary, 0 to {vocabulary_size - 1}")
+            raise InvalidRequest(
+                "prompt", f"token {token!r} is not in the vocabulary, 0 to {vocabulary_size - 1}"
+            )
 
 
-def _spec(config: Config, lane: LaneName, engine: str, model: str, max_model_len: int) -> LaneSpec:
+def _spec(config: Config, lane: LaneName, engine: LaneEngine, model: str, max_model_len: int) -> LaneSpec:
     return LaneSpec(
         lane=lane,
-        engine=engine,  # type: ignore[arg-type]  the wire checks it
+        engine=engine,
         model=model,
         dtype=config.dtype,
         device=config.device,
@@ -151,7 +160,8 @@ def _context(directory: Path, field: str) -> int:
         if isinstance(settings.get(name), int):
             return int(settings[name])
     raise InvalidConfig(
-        field, f"{field}: {directory / 'config.json'} has no max_position_embeddings; add it, for example 2048"
+        field,
+        f"{field}: {directory / 'config.json'} has no max_position_embeddings; add it, for example 2048",
     )
 
 
@@ -166,8 +176,9 @@ def _prepare_toys(config: Config) -> Prepared:
         draft_size = int(_toy_parameter(config.speculator, "vocabulary", "64", "speculator"))
         if draft_size != size:
             raise InvalidConfig(
-                "speculator", f"vocabularies differ: target {size} tokens, speculator {draft_size}; "
-                f"try {config.speculator},vocabulary={size}"
+                "speculator",
+                f"vocabularies differ: target {size} tokens, speculator {draft_size}; "
+                f"try {config.speculator},vocabulary={size}",
             )
         specs.append(_spec(config, "speculator", "toy", config.speculator, max_model_len))
     return Prepared(specs, ToyText(size), max_model_len)
@@ -178,5 +189,7 @@ def _toy_parameter(text: str, name: str, default: str, field: str) -> str:
     pairs = dict(pair.partition("=")[::2] for pair in text.replace(" ", "").split(","))
     value = pairs.get(name, default)
     if not value.isdigit():
-        raise InvalidConfig(field, f"toy parameter {name} must be a whole number, got {value!r}; try {name}={default}")
+        raise InvalidConfig(
+            field, f"toy parameter {name} must be a whole number, got {value!r}; try {name}={default}"
+        )
     return value

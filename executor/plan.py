@@ -26,7 +26,7 @@ class Step(NamedTuple):
 
 
 def plan_round(running: Sequence[Request], limits: Limits) -> list[Step]:
-    """Every running sequence is verified; each drafts as far as its own end and both lanes' contexts allow."""
+    """Every running sequence is verified; each drafts as far as its end and both lanes' contexts allow."""
     return [Step(request, _draft_length(request, limits)) for request in running]
 
 

@@ -24,7 +24,7 @@ class WorkerProcess:
     def __init__(self, lane: LaneName, epoch: str, endpoint: str, threads: int) -> None:
         """Starts it. Raises OSError."""
         death_fd, self._lifeline = os.pipe2(os.O_CLOEXEC)
-        # A file has no capacity that a talkative worker could fill and block on, and no name that could stay behind.
+        # Unlike a pipe, a file cannot fill up and block a talkative worker; this one has no name to stay.
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed in `close`
         command = [sys.executable, "-P", "-m", "workers", "--lane", lane, "--epoch", epoch]
         command += ["--endpoint", endpoint, "--parent-pid", str(os.getpid()), "--death-fd", str(death_fd)]
@@ -87,6 +87,8 @@ def _environment(threads: int) -> dict[str, str]:
     environment["OMP_NUM_THREADS"] = str(threads)
     # Lanes share cores: a pool that spins after its work takes the time from the other lane.
     environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    environment["HF_HUB_OFFLINE"] = "1"  # a worker reads local files only; fetching was done before it started
+    environment["HF_HUB_OFFLINE"] = (
+        "1"  # a worker reads local files only; fetching was done before it started
+    )
     environment["PYTHONUNBUFFERED"] = "1"
     return environment

@@ -81,11 +81,9 @@ class Delta:
     token_ids: list[int]
 
 
-
-
 @dataclass(slots=True, eq=False)
 class Request:
-    """`tokens` are all committed ones, prompt included. `stop_ids` end the text, also `stop_token_ids` of `spec`."""
+    """`tokens` are all committed ones, prompt included; any of `spec.stop_token_ids` ends the text."""
 
     seq: int
     gen: int
@@ -115,5 +113,3 @@ class Request:
             acceptance=self.acceptance,
             logprobs=self.logprobs if self.params.logprobs is not None else None,
         )
-
-

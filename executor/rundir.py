@@ -26,8 +26,9 @@ class RunDir:
             self._lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise InvalidConfig(
-                "XDG_RUNTIME_DIR", f"no socket directory can be made in {base} ({error.strerror}); "
-                "set XDG_RUNTIME_DIR or TMPDIR to a directory you can write, such as /tmp"
+                "XDG_RUNTIME_DIR",
+                f"no socket directory can be made in {base} ({error.strerror}); "
+                "set XDG_RUNTIME_DIR or TMPDIR to a directory you can write, such as /tmp",
             ) from error
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 

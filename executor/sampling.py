@@ -22,7 +22,7 @@ class SamplingParams:
     stop: strings that end the text; they are not part of it.
     stop_token_ids: tokens that end the text, beside the model's own end-of-text tokens.
     ignore_eos: the model's own end-of-text tokens do not end the text.
-    logprobs: report the log-probability of each token and of so many alternatives (0 … 20); None reports none.
+    logprobs: report the log-probability of each token and of so many alternatives (0 … 20); None: no report.
     """
 
     temperature: float = 1.0
@@ -55,18 +55,26 @@ class SamplingParams:
             _integer("logprobs", self.logprobs, 0, 20, "5")
         for text in self.stop:
             if not isinstance(text, str) or not text:
-                raise InvalidRequest("stop", f"stop strings must be non-empty text, got {text!r}; try '\\n\\n'")
+                raise InvalidRequest(
+                    "stop", f"stop strings must be non-empty text, got {text!r}; try '\\n\\n'"
+                )
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, 0, 1 << 31, "2")
 
 
-def _number(name: str, value: float, low: float, high: float, works: str, *, open_below: bool = False) -> None:
+def _number(
+    name: str, value: float, low: float, high: float, works: str, *, open_below: bool = False
+) -> None:
     bad = isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value)
     if bad or not low <= value <= high or (open_below and value == low):
         bracket = "above" if open_below else "at least"
-        raise InvalidRequest(name, f"{name} must be {bracket} {low:g} and at most {high:g}, got {value!r}; try {works}")
+        raise InvalidRequest(
+            name, f"{name} must be {bracket} {low:g} and at most {high:g}, got {value!r}; try {works}"
+        )
 
 
 def _integer(name: str, value: int, low: int, high: int, works: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidRequest(name, f"{name} must be a whole number from {low} to {high}, got {value!r}; try {works}")
+        raise InvalidRequest(
+            name, f"{name} must be a whole number from {low} to {high}, got {value!r}; try {works}"
+        )

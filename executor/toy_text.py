@@ -1,4 +1,4 @@
-"""Text for the toy engine, whose tokens mean nothing: a token is a byte of text, folded into the vocabulary."""
+"""Text for the toy engine, whose tokens mean nothing: a token is a byte, folded into the vocabulary."""
 
 from __future__ import annotations
 

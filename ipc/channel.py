@@ -1,6 +1,6 @@
 """The only file that knows ZeroMQ: a Hub in the coordinator (ROUTER), a Peer in each worker (DEALER).
 
-Owns sockets, options and waiting. Knows messages only as something to encode; legality is the link's business.
+Owns sockets, options and waiting. Knows messages only as something to encode; what is legal is the link's.
 All waits take a deadline on time.monotonic().
 """
 
@@ -56,7 +56,9 @@ class Hub:
         """Binds in `directory`, which must be fresh and private. Raises WireError if its path is too long."""
         path = directory / "hub"
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
-            raise WireError(f"socket path {path} is longer than {MAX_PATH_BYTES} bytes; set TMPDIR to a shorter one")
+            raise WireError(
+                f"socket path {path} is longer than {MAX_PATH_BYTES} bytes; set TMPDIR to a shorter one"
+            )
         self.endpoint = f"ipc://{path}"
         self._context = zmq.Context(io_threads=1)
         self._socket = _limited(self._context.socket(zmq.ROUTER))

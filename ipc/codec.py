@@ -25,7 +25,9 @@ def encode(message: Message) -> bytes:
     """The msgpack frame of a message. Raises ValueError if it would pass MAX_FRAME_BYTES."""
     frame = cast("bytes", msgpack.packb(msgspec.to_builtins(message), use_bin_type=True))
     if len(frame) > MAX_FRAME_BYTES:
-        raise ValueError(f"{type(message).__name__} of {len(frame)} bytes exceeds the frame limit of {MAX_FRAME_BYTES}")
+        raise ValueError(
+            f"{type(message).__name__} of {len(frame)} bytes exceeds the frame limit of {MAX_FRAME_BYTES}"
+        )
     return frame
 
 
@@ -56,7 +58,11 @@ def _decode(frame: bytes, legal: dict[str, type[Message]]) -> Message:
         )
         # Converting to one struct is several times cheaper than to the union of all.
         return msgspec.convert(raw, type=legal[raw[0]], strict=True)
-    except (msgspec.ValidationError, msgpack.exceptions.UnpackException, ValueError, LookupError, TypeError) as error:
+    except (
+        msgspec.ValidationError,
+        msgpack.exceptions.UnpackException,
+        ValueError,
+        LookupError,
+        TypeError,
+    ) as error:
         raise MalformedFrame(f"{type(error).__name__}: {error}") from error
-
-

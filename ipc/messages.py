@@ -15,6 +15,7 @@ import msgspec
 WIRE_VERSION = 1
 
 LaneName = Literal["target", "speculator"]
+LaneEngine = Literal["native", "hf", "toy", "ngram"]
 Phase = Literal["boot", "load", "warm_up", "serve"]
 
 
@@ -31,11 +32,11 @@ class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 # ---------------------------------------------------------------- records
 
 
-class LaneSpec(Record):
+class LaneSpec(Record, frozen=True):
     """What a worker must become. `model` is a checkpoint directory, or the parameters of a toy."""
 
     lane: LaneName
-    engine: Literal["native", "hf", "toy", "ngram"]
+    engine: LaneEngine
     model: str
     dtype: Literal["fp32", "bf16", "fp16"]
     device: str
@@ -44,14 +45,14 @@ class LaneSpec(Record):
     max_model_len: int
 
 
-class Vocabulary(Record):
-    """Identity of a model's token ids: their number (padding rows included) and a digest of id and token pairs."""
+class Vocabulary(Record, frozen=True):
+    """Identity of a model's token ids: how many, padding rows included, and a digest of (id, token) pairs."""
 
     size: int
     fingerprint: str
 
 
-class SamplingSpec(Record):
+class SamplingSpec(Record, frozen=True):
     """How one sequence is sampled; the same on both lanes, so that a draft can predict the target's sample.
 
     Tokens in `stop_token_ids` cannot be sampled before `min_tokens` tokens have been generated.
@@ -68,7 +69,7 @@ class SamplingSpec(Record):
     logprobs: int | None
 
 
-class OpenedSequence(Record):
+class OpenedSequence(Record, frozen=True):
     """A sequence to hold: all committed tokens, of which the first `prompt_len` are the prompt."""
 
     seq: int
@@ -78,8 +79,8 @@ class OpenedSequence(Record):
     sampling: SamplingSpec
 
 
-class DraftItem(Record):
-    """Guess up to `k` tokens after `base_len` committed ones, the last `len(since)` of which are news to the lane."""
+class DraftItem(Record, frozen=True):
+    """Guess up to `k` tokens after `base_len` committed ones; `since`, the last of them, are news to the lane."""
 
     seq: int
     gen: int
@@ -88,7 +89,7 @@ class DraftItem(Record):
     k: int
 
 
-class DraftedItem(Record):
+class DraftedItem(Record, frozen=True):
     """The guesses, possibly none, for the tokens at positions base_len, base_len + 1, …"""
 
     seq: int
@@ -97,7 +98,7 @@ class DraftedItem(Record):
     tokens: list[int]
 
 
-class VerifyItem(Record):
+class VerifyItem(Record, frozen=True):
     """Sample after `base_len` committed tokens and after each token of `draft`."""
 
     seq: int
@@ -107,14 +108,14 @@ class VerifyItem(Record):
     draft: list[int]
 
 
-class TokenLogprobs(Record):
+class TokenLogprobs(Record, frozen=True):
     """Log-probability of a sampled token under the model (before temperature) and the best alternatives."""
 
     logprob: float
     top: list[tuple[int, float]]
 
 
-class VerifiedItem(Record):
+class VerifiedItem(Record, frozen=True):
     """Verdict: the first `n_accepted` draft tokens stand, then comes `next_token`.
 
     `logprobs` has one entry per new token (n_accepted + 1) if the sequence asked for them, else none.
@@ -179,7 +180,7 @@ class Greeted(Message, frozen=True):
 
 
 class PhaseReached(Message, frozen=True):
-    """A step of the worker's start is done; `seconds` is what it took, `resident_bytes` the memory held after it."""
+    """A step of the worker's start is done: it took `seconds` and left `resident_bytes` of memory in use."""
 
     phase: Phase
     seconds: float

@@ -57,7 +57,7 @@ SLOT_TABLE: Table[SlotState, SlotEvent] = Table(
 
 
 class Slots:
-    """A fixed number of slots. Events about a past generation are stale: refused, and counted by the caller."""
+    """A fixed number of slots. Events of a past generation are stale: refused, and counted by the caller."""
 
     def __init__(self, count: int) -> None:
         self._states = [SlotState.FREE] * count
@@ -77,7 +77,9 @@ class Slots:
         if not 0 <= index < len(self._states):
             raise ProtocolError(f"slot {index} does not exist; there are {len(self._states)}")
         if generation != self._generations[index]:
-            raise ProtocolError(f"slot {index}: {event} of generation {generation}, now {self._generations[index]}")
+            raise ProtocolError(
+                f"slot {index}: {event} of generation {generation}, now {self._generations[index]}"
+            )
         self._states[index] = SLOT_TABLE.step(self._states[index], event)
 
     def peer_died(self) -> None:

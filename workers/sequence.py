@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class LaneSequence:
-    """Only the coordinator's orders write `tokens`; only the lane's own forward passes write what is cached."""
+    """Only the coordinator's orders write `tokens`; only the lane's own passes write what is cached."""
 
     __slots__ = ("_agreed", "_cached", "gen", "prompt_len", "sampling", "seq", "tokens")
 
@@ -42,9 +42,10 @@ class LaneSequence:
         self._agreed = min(self._agreed, keep)
 
     def window(self, wanted: SequenceOf[int], rows: int) -> tuple[int, list[int]]:
-        """Position and tokens to run so that the engine has seen the history and `wanted`, the last `rows` anew.
+        """Position and tokens to run so that the engine has seen the history and `wanted`.
 
-        What is cached is kept as far as it equals them: drafts that were accepted are not run again.
+        The last `rows` of them are always run. What is cached is kept as far as it equals the rest: drafts
+        that were accepted are not run again.
         """
         full = [*self.tokens, *wanted] if wanted else self.tokens
         limit = min(len(self._cached), len(full) - rows)

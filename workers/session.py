@@ -139,6 +139,6 @@ class Session:
 
 def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if isinstance(error, ValueError | OSError | ProtocolError) else f"{type(error).__name__}: {text}"
-
-
+    return (
+        text if isinstance(error, ValueError | OSError | ProtocolError) else f"{type(error).__name__}: {text}"
+    )

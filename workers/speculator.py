@@ -22,7 +22,7 @@ class Ask(NamedTuple):
 
 
 class Speculator(Protocol):
-    """Guesses tokens. A sequence object is the same from open to close; its tokens are always the committed ones."""
+    """Guesses tokens. A sequence is one object from open to close; its tokens are always committed ones."""
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -76,7 +76,8 @@ class SpeculatorLane:
 
     def draft(self, items: Sequence[DraftItem]) -> list[DraftedItem]:
         asks = [
-            Ask(self._sequences.advance(item.seq, item.gen, item.base_len, item.since), item.k) for item in items
+            Ask(self._sequences.advance(item.seq, item.gen, item.base_len, item.since), item.k)
+            for item in items
         ]
         proposals = self._speculator.propose(asks)
         return [

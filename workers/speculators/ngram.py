@@ -48,7 +48,7 @@ class NgramSpeculator:
 
 
 class NgramIndex:
-    """Where each run of MIN_MATCH … MAX_MATCH tokens of one sequence last ended, the sequence's end excluded."""
+    """Where each run of MIN_MATCH … MAX_MATCH tokens of a sequence last ended, its own end excluded."""
 
     def __init__(self) -> None:
         self._ends: dict[tuple[int, ...], int] = {}
@@ -64,11 +64,11 @@ class NgramIndex:
                 self._ends[tuple(tokens[end - length : end])] = end
         self._indexed = max(self._indexed, len(tokens))
         for length in range(min(MAX_MATCH, len(tokens)), MIN_MATCH - 1, -1):
-            end = self._ends.get(tuple(tokens[len(tokens) - length :]))
-            if end is not None:
-                period = len(tokens) - end
+            match = self._ends.get(tuple(tokens[len(tokens) - length :]))
+            if match is not None:
+                period = len(tokens) - match
                 guess: list[int] = []
                 for i in range(k):
-                    guess.append(tokens[end + i] if i < period else guess[i - period])
+                    guess.append(tokens[match + i] if i < period else guess[i - period])
                 return guess
         return []
