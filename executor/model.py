@@ -116,7 +116,7 @@ def prepare(config: Config, progress: Callable[[str], None]) -> Prepared:
         )
         try:
             vocabulary.check_same(target, draft)
-        except vocabulary.VocabularyMismatch as error:
+        except (vocabulary.VocabularyMismatch, ValueError) as error:
             raise InvalidConfig("speculator", str(error)) from error
         draft_len = min(max_model_len, _context(draft, "speculator"))
         specs.append(_spec(config, "speculator", config.engine, str(draft), draft_len))

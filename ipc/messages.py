@@ -80,7 +80,7 @@ class OpenedSequence(Record, frozen=True):
 
 
 class DraftItem(Record, frozen=True):
-    """Guess up to `k` tokens after `base_len` committed ones; `since`, the last of them, are news to the lane."""
+    """Guess up to `k` tokens after `base_len` committed ones; the last, `since`, are news to the lane."""
 
     seq: int
     gen: int

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# From a fresh clone to a verdict: sets up, checks form, types and layers, then runs the tests.
+# Arguments go to pytest, for example `deploy/test.sh tests/unit -k sampler`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+deploy/setup.sh
+bin=.venv/bin
+"$bin/ruff" format --check .
+"$bin/ruff" check .
+"$bin/mypy"
+PATH="$PWD/$bin:$PATH" lint-imports
+"$bin/pytest" -m "not gpu and not slow" "$@"
