@@ -1,7 +1,7 @@
 """Keys and values of the sequences that a lane holds: one slot per sequence, one tensor per layer.
 
-Owns the storage, which sequence has which slot and how long each is. Knows neither models nor masks: what lies
-beyond a sequence's length is stale or zero, always finite, and whoever reads it has to mask it.
+Owns the storage, which sequence has which slot and how long each is. Knows neither models nor masks: what
+lies beyond a sequence's length is stale or zero, always finite, and whoever reads it has to mask it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def blocks_up(length: int) -> int:
 class SlotKV:
     """Storage [2 (keys, values), slots, kv_heads, capacity, head_dim] per layer.
 
-    Slots and heads are neighbouring dimensions, so the keys of consecutive slots are one batch of matrices without
-    a copy. `capacity` counts tokens per slot; `reach` is the capacity rounded up to whole blocks.
+    Slots and heads are neighbouring dimensions, so the keys of consecutive slots are one batch of matrices
+    without a copy. `capacity` counts tokens per slot; `reach` is the capacity rounded up to whole blocks.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class SlotKV:
         self._length_of: dict[int, int] = {}
 
     def open(self, seq: int) -> int:
-        """Give the sequence the lowest free slot. Raises MemoryError if there is none, ValueError if it has one."""
+        """Give the lowest free slot. Raises MemoryError if there is none, ValueError if seq has one."""
         if seq in self._slot_of:
             raise ValueError(f"sequence {seq} is open already")
         taken = set(self._slot_of.values())
