@@ -19,16 +19,19 @@ from workers.engines.engine import Sample
 from workers.pure_sampler import GREEDY_BELOW, NO_TOKEN, SLACK, forbidden_tokens, noisy_best, noisy_score
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
     from ipc.messages import SamplingSpec
     from workers.engines.engine import Draw
 
-_CANDIDATES = 512
-"""So many of the best tokens are looked at before a whole row is sorted for top_p. With the vocabularies of
-today's models topk still takes its fast path there; 1024 cost five times as much as 512 on a CPU."""
+_DISTANCES = (4.0, 6.0, 8.0, 10.0, 12.0, 14.0, math.inf)
+"""How far below the best logit the best tokens are looked for, until there are enough: on a CPU some
+selections by a bound and a sort of few tokens cost less than torch.topk, and far less than a sort of all."""
+
+FEW = 64
+"""So many tokens are scored one by one, which is faster than a row of small tensor operations."""
 
 _FLOAT32_MARGIN = 1e-4
 """More than float32 loses in the log-score of a token that can win, which is at most 26 below the best."""
@@ -57,7 +60,7 @@ class Sampler:
         if logits.shape != (len(draws), self.vocabulary_size):
             wanted = (len(draws), self.vocabulary_size)
             raise ValueError(f"logits must have the shape {wanted}, got {tuple(logits.shape)}")
-        rows = logits.float()
+        rows = logits.detach().float()
         best = self._best(rows)
         return [self._sample_row(i, rows[i], draw, *best[i]) for i, draw in enumerate(draws)]
 
@@ -80,7 +83,7 @@ class Sampler:
     def _sample_row(self, index: int, row: Tensor, draw: Draw, token: int, best: float) -> Sample:
         """Sample of a row whose first largest logit is `best`, of `token`."""
         sampling = draw.sampling
-        allowed = row
+        allowed, row_best = row, best
         if math.isfinite(best) and (forbidden := forbidden_tokens(draw, self.vocabulary_size)):
             allowed = row.clone()
             allowed[forbidden] = -math.inf
@@ -91,7 +94,7 @@ class Sampler:
             token = self._noisy_best(allowed, best, draw)
         if sampling.logprobs is None:
             return Sample(token)
-        return self._with_logprobs(row, token, sampling.logprobs)
+        return self._with_logprobs(row, token, row_best, sampling.logprobs)
 
     def _best(self, rows: Tensor) -> list[tuple[int, float]]:
         """Of each row the first id with the largest logit, and that logit; NaN counts as the largest.
@@ -112,6 +115,8 @@ class Sampler:
         kept = self._kept(row, best, draw.sampling)
         tokens = self._tokens if kept is None else kept.int()
         logits = row if kept is None else row[kept]
+        if tokens.numel() <= FEW:
+            return noisy_best(tokens.tolist(), logits.tolist(), best, draw)
         bounds = torch.sub(logits, best, out=self._weights[: tokens.numel()])
         bounds.div_(draw.sampling.temperature).exp_()
         key = noise.key(draw.sampling.seed, draw.position, noise.TARGET)
@@ -142,32 +147,48 @@ class Sampler:
             scaled = row.sub(best).div_(sampling.temperature)
             return self._at_least(scaled, math.log(sampling.min_p) - SLACK)
         if top_k < size:
-            # One more than is kept, to see whether the last one is tied.
-            values, tokens = row.topk(top_k + 1)
-            mass = _weights(values[:top_k], best, sampling.temperature).sum()
+            tokens = self._best_tokens(row, best, top_k)
+            weights = _weights(row[tokens], best, sampling.temperature)
+            mass = float(weights.sum())
         else:
-            scaled = torch.sub(row, best, out=self._weights)
-            mass = scaled.div_(sampling.temperature).exp_().sum(dtype=torch.float64)
-            values, tokens = row.topk(min(_CANDIDATES, size))
-            if _weights(values, best, sampling.temperature).sum() < (sampling.top_p - SLACK) * mass:
-                # Tokens with less than this are too light to reach into the nucleus all together.
-                lightest = (1.0 - sampling.top_p) * float(mass) / size
-                heavy = self._at_least(self._weights, lightest)
-                values, order = row[heavy].sort(descending=True)
-                tokens = heavy[order]
-        keep = _kept_prefix(_weights(values[:top_k], best, sampling.temperature), float(mass), sampling)
-        return _first(row, keep, values, tokens)
+            tokens, mass = self._nucleus(row, best, sampling)
+            weights = _weights(row[tokens], best, sampling.temperature)
+        return tokens[: _kept_prefix(weights, mass, sampling)]
 
-    def _with_logprobs(self, row: Tensor, token: int, alternatives: int) -> Sample:
+    def _best_tokens(self, row: Tensor, best: float, count: int) -> Tensor:
+        """Ids of the `count` best tokens, best first."""
+        return self._leading(row, best, _DISTANCES, lambda tokens: tokens.numel() >= count)[:count]
+
+    def _nucleus(self, row: Tensor, best: float, sampling: SamplingSpec) -> tuple[Tensor, float]:
+        """Best tokens, best first, with at least top_p of the mass; and the mass of all, 1 for the best."""
+        weights = torch.sub(row, best, out=self._weights)
+        mass = float(weights.div_(sampling.temperature).exp_().sum(dtype=torch.float64))
+        wanted = (sampling.top_p - SLACK) * mass
+        # All tokens below this one's weight together have less than 1 - top_p, so it bounds the search.
+        farthest = -math.log((1.0 - sampling.top_p) * mass / row.numel())
+        distances = [sampling.temperature * min(distance, farthest) for distance in _DISTANCES]
+        tokens = self._leading(row, best, distances, lambda tokens: bool(weights[tokens].sum() >= wanted))
+        return tokens, mass
+
+    def _leading(
+        self, row: Tensor, best: float, distances: Sequence[float], enough: Callable[[Tensor], bool]
+    ) -> Tensor:
+        """Ids of the tokens within the first of `distances` below `best` that holds enough, best first."""
+        for distance in distances:
+            tokens = self._at_least(row, best - distance)
+            if enough(tokens):
+                break
+        # They are in the order of ids, which a stable sort keeps among tied ones.
+        return tokens[row[tokens].sort(descending=True, stable=True).indices]
+
+    def _with_logprobs(self, row: Tensor, token: int, best: float, alternatives: int) -> Sample:
         total = row.logsumexp(dim=0)
-        count = min(alternatives, row.numel())
-        if count == 0:
-            return Sample(token, float(row[token] - total))
-        values, tokens = row.topk(min(count + 1, row.numel()))
-        ids = _first(row, count, values, tokens)
-        found = zip(ids.tolist(), (row[ids] - total).tolist(), strict=True)
-        top = sorted(found, key=lambda pair: (-pair[1], pair[0]))
-        return Sample(token, float(row[token] - total), tuple(top))
+        logprob = float(row[token] - total)
+        if alternatives == 0:
+            return Sample(token, logprob)
+        tokens = self._best_tokens(row, best, min(alternatives, row.numel()))
+        found = zip(tokens.tolist(), (row[tokens] - total).tolist(), strict=True)
+        return Sample(token, logprob, tuple(found))
 
 
 def _weights(values: Tensor, best: float, temperature: float) -> Tensor:
@@ -183,19 +204,6 @@ def _kept_prefix(weights: Tensor, mass: float, sampling: SamplingSpec) -> int:
     if sampling.min_p > 0.0:
         keep = min(keep, int((weights >= sampling.min_p * math.exp(-SLACK)).sum()))
     return keep
-
-
-def _first(row: Tensor, keep: int, values: Tensor, tokens: Tensor) -> Tensor:
-    """Ids of the `keep` best tokens of a row, the lowest ids of tied ones, in no particular order.
-
-    `values` and `tokens` are the best in descending order, at least `keep` of them, tied ones in any order.
-    """
-    last = values[keep - 1]
-    if keep == row.numel() or (keep < values.numel() and bool(values[keep] < last)):
-        return tokens[:keep]
-    above = (row > last).nonzero().flatten()
-    tied = (row == last).nonzero().flatten()
-    return torch.cat((above, tied[: keep - above.numel()]))
 
 
 def _signed(word: int) -> int:
