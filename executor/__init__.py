@@ -1,10 +1,20 @@
-"""speclane's executor: speculative decoding with each lane in its own process."""
+"""speclane's executor: speculative decoding with each lane in its own process.
 
-from executor.config import Config, Timeouts
-from executor.errors import Closed, InvalidConfig, InvalidRequest, LaneFailed, SpeclaneError
-from executor.llm import LLM, Stream
-from executor.request import Completion, Delta
-from executor.sampling import SamplingParams
+Names are imported at their first use, so that a command line that only shows its help does not wait for
+tokenizers and numpy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from executor.config import Config, Timeouts
+    from executor.errors import Closed, InvalidConfig, InvalidRequest, LaneFailed, SpeclaneError
+    from executor.llm import LLM, Stream
+    from executor.request import Completion, Delta
+    from executor.sampling import SamplingParams
 
 __all__ = [
     "LLM",
@@ -20,3 +30,18 @@ __all__ = [
     "Stream",
     "Timeouts",
 ]
+
+_HOMES = {
+    "config": ("Config", "Timeouts"),
+    "errors": ("Closed", "InvalidConfig", "InvalidRequest", "LaneFailed", "SpeclaneError"),
+    "llm": ("LLM", "Stream"),
+    "request": ("Completion", "Delta"),
+    "sampling": ("SamplingParams",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"executor.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

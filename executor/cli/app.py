@@ -1,0 +1,36 @@
+"""The tree of commands."""
+
+from typing import Annotated
+
+import typer
+
+from executor.cli import bench, generate, prune, version
+from executor.cli.output import log_to_stderr, write
+
+app = typer.Typer(
+    name="speclane",
+    help="Speculative decoding with the target model and its speculator in processes of their own.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+def speclane(
+    ctx: typer.Context,
+    show_version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    log_to_stderr(verbose=False)
+    if show_version:
+        version.version()
+    elif ctx.invoked_subcommand is None:
+        write(ctx.get_help() + "\n")
+    else:
+        return
+    raise typer.Exit
+
+
+app.command()(generate.generate)
+app.command()(prune.prune)
+app.add_typer(bench.app, name="bench")
+app.command()(version.version)

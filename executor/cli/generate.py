@@ -1,0 +1,137 @@
+"""`speclane generate`: one prompt, one answer."""
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from executor.cli import options as o
+from executor.cli.output import log_to_stderr, note, progress_shown, write_json
+from executor.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from executor.cli.report import Run
+    from executor.cli.screen import Screen
+    from executor.llm import LLM
+    from executor.sampling import SamplingParams
+
+_EXAMPLE = "--prompt 'Why is the sky blue?'"
+
+
+def generate(
+    ctx: typer.Context,
+    prompt: Annotated[
+        str | None, typer.Option(help="The user's message. [default: read from stdin]", metavar="TEXT")
+    ] = None,
+    system: o.System = None,
+    raw: o.Raw = False,
+    target: o.Target = None,
+    speculator: o.Speculator = "ngram",
+    num_speculative_tokens: o.NumSpeculativeTokens = None,
+    engine: o.Engine = "native",
+    dtype: o.Dtype = "bf16",
+    device: o.Device = "auto",
+    max_model_len: o.MaxModelLen = None,
+    threads: o.Threads = None,
+    cache_dir: o.CacheDir = None,
+    load_timeout: o.LoadTimeout = None,
+    draft_timeout: o.DraftTimeout = None,
+    verify_timeout: o.VerifyTimeout = None,
+    max_tokens: o.MaxTokens = 256,
+    temperature: o.Temperature = 0.0,
+    top_p: o.TopP = None,
+    top_k: o.TopK = None,
+    min_p: o.MinP = None,
+    seed: o.Seed = None,
+    min_tokens: o.MinTokens = None,
+    stop: o.Stop = None,
+    stop_token_id: o.StopTokenId = None,
+    ignore_eos: o.IgnoreEos = False,
+    logprobs: o.Logprobs = None,
+    as_json: o.Json = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Answer one prompt. The answer goes to stdout as it comes, everything else to stderr."""
+    log_to_stderr(verbose=verbose)
+    _refuse_contradictions(raw, system, logprobs, as_json)
+    params = o.sampling(ctx.params)
+    config = o.config(ctx.params, max_sequences=1)
+    text = _prompt(prompt)
+
+    from executor.cli import report
+    from executor.cli.lane_view import LaneView
+    from executor.cli.screen import Screen
+    from executor.llm import LLM
+
+    with progress_shown():
+        llm = LLM(config)
+    tokens = _encode(llm, text, params, raw, system)
+    lanes = LaneView(llm)
+    with Screen(lanes, shows_text=not as_json) as screen, llm:
+        if not (as_json or sys.stderr.isatty()):
+            note(_serving(llm))
+        run = _run(llm, tokens, params, lanes, screen, not as_json)
+    if as_json:
+        write_json(report.as_dict(run, config))
+    else:
+        report.show(run)
+
+
+def _refuse_contradictions(raw: bool, system: str | None, logprobs: int | None, as_json: bool) -> None:
+    if raw and system is not None:
+        raise InvalidRequest("system", "--system contradicts --raw; leave one of them out")
+    if logprobs is not None and not as_json:
+        raise InvalidRequest("logprobs", "--logprobs are only in the JSON output; add --json")
+
+
+def _prompt(given: str | None) -> str:
+    if given is not None:
+        text = o.valid_text("prompt", given)
+    elif sys.stdin is None or sys.stdin.isatty():
+        raise InvalidRequest("prompt", f"--prompt is missing, and stdin is a terminal; try {_EXAMPLE}")
+    else:
+        try:
+            text = sys.stdin.buffer.read().decode().removesuffix("\n")
+        except UnicodeDecodeError:
+            raise InvalidRequest(
+                "prompt", f"the prompt on stdin is not valid UTF-8; try {_EXAMPLE}"
+            ) from None
+    if not text:
+        raise InvalidRequest("prompt", f"the prompt is empty; try {_EXAMPLE}")
+    return text
+
+
+def _encode(llm: "LLM", text: str, params: "SamplingParams", raw: bool, system: str | None) -> list[int]:
+    if raw:
+        return llm.encode(text, params)
+    messages = [{"role": "system", "content": o.valid_text("system", system)}] if system else []
+    return llm.encode_chat([*messages, {"role": "user", "content": text}], params)
+
+
+def _serving(llm: "LLM") -> str:
+    config = llm.config
+    speculator = (
+        f"speculator {config.speculator}, K={config.num_speculative_tokens}" if config.speculates else "alone"
+    )
+    return f"target {config.target} ({config.engine}, {config.dtype}), {speculator}: serving"
+
+
+def _run(
+    llm: "LLM", tokens: list[int], params: "SamplingParams", lanes: Any, screen: "Screen", shows_text: bool
+) -> "Run":
+    from executor.cli.report import Run
+
+    lanes.begin()
+    began = time.perf_counter()
+    first = None
+    stream = llm.stream(tokens, params)
+    for delta in stream:
+        if first is None:
+            first = time.perf_counter() - began
+        if shows_text:
+            screen.text(delta.text)
+    seconds = time.perf_counter() - began
+    lanes.end()
+    stats = llm.coordinator.stats
+    return Run(stream.completion, seconds, first or seconds, lanes.as_dicts(), stats, llm.coordinator.stale)

@@ -1,0 +1,50 @@
+"""How the command line is left early: signals and a reader that went away, each with its exit status."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Quit(BaseException):
+    """Leave now, quietly. No Exception and no KeyboardInterrupt, so that nobody takes it for something else."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+    @classmethod
+    def by_signal(cls, number: int) -> Quit:
+        """The status that a shell reports for a process ended by this signal."""
+        return cls(128 + number)
+
+
+def on_signals() -> None:
+    """From now on SIGINT, SIGTERM and SIGHUP raise Quit in the main thread, unless they were ignored (nohup)."""
+    for number in _SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _quit)
+
+
+def settle(status: int) -> int:
+    """Make sure that the interpreter's own end is as quiet; returns the exit status."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes once more at its end, where nobody could catch the error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = status or Quit.by_signal(signal.SIGPIPE).status
+    return status
+
+
+def _quit(number: int, _frame: FrameType | None) -> NoReturn:
+    raise Quit.by_signal(number)
