@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from executor.commit import commit
-from executor.errors import Closed, InvalidConfig, LaneFailed, SpeclaneError
+from executor.errors import Closed, InvalidConfig, InvalidRequest, LaneFailed, SpeclaneError
 from executor.lanes import Lanes, NoReply
+from executor.model import check_length
 from executor.plan import Limits, plan_round
 from executor.request import Acceptance
+from ipc.codec import MAX_ARRAY_LENGTH
 from ipc.messages import (
     Close,
     Draft,
@@ -69,7 +71,7 @@ class Stats:
 class Coordinator:
     def __init__(self, specs: Sequence[LaneSpec], k: int, timeouts: Timeouts, max_model_len: int) -> None:
         """`specs`: the target's first, then the speculator's if there is one. Lengths in tokens: `k` of the
-        longest draft, `max_model_len` of the longest sequence. Raises InvalidConfig or WireError."""
+        longest draft, `max_model_len` of the longest sequence. Raises InvalidConfig or SpeclaneError."""
         self._k = k
         self._timeouts = timeouts
         self._max_sequences = specs[0].max_sequences
@@ -84,13 +86,16 @@ class Coordinator:
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="speclane-coordinator", daemon=True)
         self.stats = Stats()
-        self.max_model_len = max_model_len
+        self.max_model_len = min(max_model_len, MAX_ARRAY_LENGTH)  # a history must fit into one message
 
     # ------------------------------------------------------------ any thread
 
     def start(self) -> None:
         """Returns when both lanes serve. Raises what kept them from it."""
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._end(SpeclaneError(f"no thread for the coordinator: {error}; raise the limit on processes"))
         while not self._started.wait(timeout=1.0):
             pass  # the thread's own deadline ends this; short waits let Ctrl-C in
         if self._failure is not None:
@@ -114,9 +119,11 @@ class Coordinator:
     def close(self) -> None:
         """Answer all requests, stop the workers. Idempotent."""
         self._closing = True
-        if not self._ended.is_set():
-            self._lanes.halt()
-            self._ended.wait()
+        with self._lock:
+            if self._failure is None:
+                self._lanes.halt()
+        self._ended.wait()
+        if self._thread.ident is not None:
             self._thread.join()
 
     @property
@@ -178,7 +185,14 @@ class Coordinator:
             request.finish_reason = "cancelled"
             self._finish(request)
         while self._inbox and len(self._running) < self._max_sequences:
-            self._running.append(self._inbox.popleft())
+            request = self._inbox.popleft()
+            try:
+                # Checked by the caller, but perhaps before the target had said how much it holds.
+                check_length(len(request.tokens), self.max_model_len)
+            except InvalidRequest as error:
+                request.outputs.put(error)
+            else:
+                self._running.append(request)
 
     def _round(self) -> None:
         began = time.perf_counter_ns()
@@ -292,11 +306,12 @@ class Coordinator:
 
     def _open(self, lane: Lane, requests: Sequence[Request]) -> None:
         """Tell a lane of sequences it has not met, all committed tokens at once."""
-        new = [r for r in requests if r.seq not in lane.told]
-        if new:
-            opened = [OpenedSequence(r.seq, r.gen, r.tokens, r.prompt_len, r.spec) for r in new]
-            self._lanes.tell(lane, Open(lane.epoch, opened))
-            lane.told |= {r.seq: len(r.tokens) for r in new}
+        for r in requests:
+            if r.seq not in lane.told:
+                # A message each, since frames are capped and long histories together could pass the cap.
+                opened = OpenedSequence(r.seq, r.gen, r.tokens, r.prompt_len, r.spec)
+                self._lanes.tell(lane, Open(lane.epoch, [opened]))
+                lane.told[r.seq] = len(r.tokens)
 
     def _since(self, lane: Lane, request: Request) -> list[int]:
         """The committed tokens that are news to a lane, which are none any more once this is sent."""

@@ -10,15 +10,16 @@ import contextlib
 import logging
 import os
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from executor.errors import LaneFailed
+from executor.errors import InvalidConfig, LaneFailed, SpeclaneError
 from executor.lane import Lane, LaneEvent, LaneState
 from executor.process import WorkerProcess, describe_exit
 from executor.rundir import RunDir
 from ipc.channel import Arrived, Garbled, Hub, Readable
-from ipc.errors import PeerGone, ProtocolError
+from ipc.errors import PeerGone, ProtocolError, WireError
 from ipc.messages import (
     WIRE_VERSION,
     Configure,
@@ -61,15 +62,18 @@ class WireCounts:
 
 class Lanes:
     def __init__(self, specs: Iterable[LaneSpec]) -> None:
-        """Raises InvalidConfig or WireError if there is no place for the socket."""
-        self._rundir = RunDir()
-        try:
-            self._hub = Hub(self._rundir.path)
-        except BaseException:
-            self._rundir.remove()
-            raise
-        self._alarm, self._call = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._hub.watch(self._alarm)
+        """Raises InvalidConfig if there is no place for the socket, SpeclaneError for want of descriptors."""
+        with ExitStack() as undo:
+            self._rundir = RunDir()
+            undo.callback(self._rundir.remove)
+            self._hub = _hub(self._rundir)
+            undo.callback(self._hub.close)
+            try:
+                self._alarm, self._call = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            except OSError as error:
+                raise SpeclaneError(f"no pipe: {error.strerror}; raise the limit on open files") from error
+            self._hub.watch(self._alarm)
+            undo.pop_all()
         self.all = [Lane(spec) for spec in specs]
         self.counts = WireCounts()
         self._by_identity = {lane.identity: lane for lane in self.all}
@@ -98,7 +102,10 @@ class Lanes:
                 raise LaneFailed(waiting[0].name, f"not ready in time, still in phase {waiting[0].phase}")
 
     def stop(self, seconds: float) -> None:
-        """Let every worker finish its order and exit; kill what has not after `seconds`. Frees everything."""
+        """Let every worker finish its order and exit; kill what has not after `seconds`. Frees everything.
+
+        Nothing may be called after it, `wake` and `halt` included.
+        """
         for lane in self.all:
             if lane.state is not LaneState.DOWN:
                 lane.step(LaneEvent.STOP)
@@ -106,10 +113,13 @@ class Lanes:
         deadline = time.monotonic() + seconds
         for lane in self.all:
             if lane.process is not None:
-                lane.process.wait(deadline)
+                if lane.process.wait(deadline) is None:
+                    log.warning("%s lane did not stop within %g s and is killed", lane.name, seconds)
+                    lane.process.kill()
                 self._bury(lane, "stopped")
         self._hub.close()
         os.close(self._alarm)
+        os.close(self._call)
         self._rundir.remove()
 
     def wake(self) -> None:
@@ -217,7 +227,8 @@ class Lanes:
             case Drafted() | Verified():
                 self._answered(lane, fact)
             case Failed():
-                lane.down_because = fact.message
+                # It exits by itself, but until it is seen to, it must not look like a lane that takes orders.
+                self.take_down(lane, fact.message)
 
     def _greet(self, lane: Lane, fact: Greeted) -> None:
         if fact.wire_version != WIRE_VERSION:
@@ -242,9 +253,10 @@ class Lanes:
             lane.link.passed(order)
             self._hub.send(lane.identity, order)
         except PeerGone as error:
-            # A worker that is being stopped may be gone already; any other has no business to be.
             if lane.state is not LaneState.STOPPING:
                 self.take_down(lane, str(error))
+            elif lane.process is not None:
+                lane.process.kill()  # who cannot be told to stop has not begun to serve, or is gone already
 
     def _ended(self, lane: Lane) -> None:
         """The process is gone; what it said last may still be on the way."""
@@ -273,3 +285,13 @@ class Lanes:
     def _pidfd(self, lane: Lane) -> int:
         assert lane.process is not None, "only a started lane can end"
         return lane.process.pidfd
+
+
+def _hub(rundir: RunDir) -> Hub:
+    try:
+        return Hub(rundir.path)
+    except WireError as error:
+        raise InvalidConfig(
+            "XDG_RUNTIME_DIR",
+            f"{error}; set XDG_RUNTIME_DIR to a short directory you can write, such as /tmp",
+        ) from error

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import logging
 import secrets
+import threading
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -38,15 +40,18 @@ class Stream:
         self._request = request
         self._cancel = cancel
         self._completion: Completion | None = None
+        self._failure: SpeclaneError | None = None
 
     def __iter__(self) -> Iterator[Delta]:
         """Raises what the request failed of."""
         try:
             while self._completion is None:
+                if self._failure is not None:
+                    raise self._failure
                 output = self._request.outputs.get()
                 if isinstance(output, SpeclaneError):
-                    raise output
-                if isinstance(output, Completion):
+                    self._failure = output
+                elif isinstance(output, Completion):
                     self._completion = output
                 else:
                     yield output
@@ -54,7 +59,7 @@ class Stream:
             self.close()
 
     def close(self) -> None:
-        if self._completion is None:
+        if self._completion is None and self._failure is None:
             self._cancel(self._request)
 
     @property
@@ -82,32 +87,38 @@ class LLM:
         self._coordinator: Coordinator | None = None
         self._numbers = itertools.count()
         self._closed = False
+        self._lock = threading.Lock()  # guards the making of the coordinator
 
     # ------------------------------------------------------------ life
 
     def start(self) -> None:
         """Start the lanes and wait until they serve. Raises LaneFailed. Does nothing the second time."""
-        if self._closed:
-            raise Closed("the executor was closed; make a new one")
-        if self._coordinator is None:
-            config = self.config
+        config = self.config
+        with self._lock:
+            if self._closed:
+                raise Closed("the executor was closed; make a new one")
+            if self._coordinator is not None:
+                return  # whoever made it waits for it; what is submitted until then waits in its inbox
             self._coordinator = Coordinator(
                 self._prepared.specs,
                 config.num_speculative_tokens,
                 config.timeouts,
                 self._prepared.max_model_len,
             )
-            try:
-                self._coordinator.start()
-            except BaseException:
-                self.close()
-                raise
+        atexit.register(self.close)
+        try:
+            self._coordinator.start()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Stop the workers and answer all that is open with Closed. Idempotent."""
-        self._closed = True
+        with self._lock:
+            self._closed = True
         if self._coordinator is not None:
             self._coordinator.close()
+        atexit.unregister(self.close)
 
     def __enter__(self) -> LLM:
         self.start()
@@ -170,7 +181,8 @@ class LLM:
             self.encode(prompt, its)
         streams: list[Stream] = []
         try:
-            streams += [self.stream(prompt, its) for prompt, its in zip(several, each, strict=True)]
+            for prompt, its in zip(several, each, strict=True):
+                streams.append(self.stream(prompt, its))
             with _bar(len(streams), progress) as advance:
                 for stream in streams:
                     for _ in stream:

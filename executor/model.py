@@ -127,17 +127,22 @@ def check_prompt(tokens: Sequence[int], vocabulary_size: int, max_model_len: int
     """Raises InvalidRequest for a prompt that cannot be run."""
     if not tokens:
         raise InvalidRequest("prompt", "the prompt is empty; give at least one token of text")
-    if len(tokens) >= max_model_len:
-        raise InvalidRequest(
-            "prompt",
-            f"the prompt has {len(tokens)} tokens, the context {max_model_len}; "
-            f"shorten it to {max_model_len - 1} tokens or less",
-        )
+    check_length(len(tokens), max_model_len)
     for token in tokens:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocabulary_size:
             raise InvalidRequest(
                 "prompt", f"token {token!r} is not in the vocabulary, 0 to {vocabulary_size - 1}"
             )
+
+
+def check_length(length: int, max_model_len: int) -> None:
+    """Raises InvalidRequest for a prompt that leaves no room to generate."""
+    if length >= max_model_len:
+        raise InvalidRequest(
+            "prompt",
+            f"the prompt has {length} tokens, the context {max_model_len}; "
+            f"shorten it to {max_model_len - 1} tokens or less",
+        )
 
 
 def _spec(config: Config, lane: LaneName, engine: LaneEngine, model: str, max_model_len: int) -> LaneSpec:

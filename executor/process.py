@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,27 +21,39 @@ if TYPE_CHECKING:
 _TAIL_BYTES = 4096
 
 
+def command(lane: LaneName, epoch: str, endpoint: str, death_fd: int) -> list[str]:
+    """What to run for a lane."""
+    return [
+        *(sys.executable, "-P", "-m", "workers"),
+        *("--lane", lane, "--epoch", epoch, "--endpoint", endpoint),
+        *("--parent-pid", str(os.getpid()), "--death-fd", str(death_fd)),
+    ]
+
+
 class WorkerProcess:
     def __init__(self, lane: LaneName, epoch: str, endpoint: str, threads: int) -> None:
         """Starts it. Raises OSError."""
-        death_fd, self._lifeline = os.pipe2(os.O_CLOEXEC)
-        # Unlike a pipe, a file cannot fill up and block a talkative worker; this one has no name to stay.
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed in `close`
-        command = [sys.executable, "-P", "-m", "workers", "--lane", lane, "--epoch", epoch]
-        command += ["--endpoint", endpoint, "--parent-pid", str(os.getpid()), "--death-fd", str(death_fd)]
-        try:
-            self._popen = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=self._stderr,
-                stderr=self._stderr,
-                pass_fds=(death_fd,),
-                env=_environment(threads),
-                start_new_session=True,  # the terminal's Ctrl-C is the coordinator's to handle
-            )
+        with ExitStack() as undo:
+            # Unlike a pipe, a file cannot fill up and block a talkative worker; this one has no name to stay.
+            self._stderr = undo.enter_context(tempfile.TemporaryFile())
+            death_fd, self._lifeline = os.pipe2(os.O_CLOEXEC)
+            undo.callback(os.close, self._lifeline)
+            try:
+                self._popen = subprocess.Popen(
+                    command(lane, epoch, endpoint, death_fd),
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._stderr,
+                    stderr=self._stderr,
+                    pass_fds=(death_fd,),
+                    env=_environment(threads),
+                    start_new_session=True,  # the terminal's Ctrl-C is the coordinator's to handle
+                )
+            finally:
+                os.close(death_fd)
+            undo.callback(self._popen.wait)
+            undo.callback(self._popen.kill)
             self.pidfd = os.pidfd_open(self._popen.pid)
-        finally:
-            os.close(death_fd)
+            undo.pop_all()
         self.pid = self._popen.pid
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:

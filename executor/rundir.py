@@ -22,15 +22,28 @@ class RunDir:
         base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
         try:
             _sweep(base)
-            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))  # mode 0700
-            self._lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            while not self._claim(base):
+                pass
         except OSError as error:
             raise InvalidConfig(
                 "XDG_RUNTIME_DIR",
                 f"no socket directory can be made in {base} ({error.strerror}); "
                 "set XDG_RUNTIME_DIR or TMPDIR to a directory you can write, such as /tmp",
             ) from error
+
+    def _claim(self, base: Path) -> bool:
+        """Make and lock a directory; False if another executor's sweep took it for abandoned in between."""
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))  # mode 0700
+        try:
+            self._lock = os.open(self.path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError:
+            self.path.rmdir()
+            raise
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        if (self.path / "lock").exists():
+            return True
+        os.close(self._lock)
+        return False
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

@@ -53,17 +53,19 @@ class Hub:
     """The coordinator's end. One thread only."""
 
     def __init__(self, directory: Path) -> None:
-        """Binds in `directory`, which must be fresh and private. Raises WireError if its path is too long."""
+        """Binds in `directory`, which must be fresh and private. Raises WireError if it cannot."""
         path = directory / "hub"
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
-            raise WireError(
-                f"socket path {path} is longer than {MAX_PATH_BYTES} bytes; set TMPDIR to a shorter one"
-            )
+            raise WireError(f"socket path {path} is longer than {MAX_PATH_BYTES} bytes")
         self.endpoint = f"ipc://{path}"
         self._context = zmq.Context(io_threads=1)
-        self._socket = _limited(self._context.socket(zmq.ROUTER))
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.bind(self.endpoint)
+        try:
+            self._socket = _limited(self._context.socket(zmq.ROUTER))
+            self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            self._socket.bind(self.endpoint)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise WireError(f"no socket at {path}: {error}") from error
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
 

@@ -5,7 +5,7 @@ Owns the limits on what a peer may send. Knows no socket.
 
 from __future__ import annotations
 
-from typing import cast, get_args
+from typing import NoReturn, cast, get_args
 
 import msgpack
 import msgspec
@@ -45,10 +45,13 @@ def _decode(frame: bytes, legal: dict[str, type[Message]]) -> Message:
     if len(frame) > MAX_FRAME_BYTES:
         raise MalformedFrame(f"frame of {len(frame)} bytes, limit {MAX_FRAME_BYTES}")
     try:
-        # No message contains a map, binary or ext value, so none of them is allowed to begin with.
+        # No message contains a map, binary or ext value, so none of them is allowed to begin with. Arrays
+        # become tuples, which are smaller and share the empty one: a frame must not cost many times its size.
         raw = msgpack.unpackb(
             frame,
             raw=False,
+            use_list=False,
+            object_hook=_refuse_map,
             strict_map_key=True,
             max_str_len=MAX_STRING_BYTES,
             max_array_len=MAX_ARRAY_LENGTH,
@@ -66,3 +69,8 @@ def _decode(frame: bytes, legal: dict[str, type[Message]]) -> Message:
         TypeError,
     ) as error:
         raise MalformedFrame(f"{type(error).__name__}: {error}") from error
+
+
+def _refuse_map(_: object) -> NoReturn:
+    # The cap on lengths lets empty maps pass, and a million of them fit into a megabyte.
+    raise ValueError("a map, which no message contains")
