@@ -6,8 +6,8 @@ only its heads: rotary embedding, projections and norms are the caller's.
 A library's matrix product sums in an order that depends on the shapes of the whole call. Three rules
 prevent that. Query rows come in tiles of at least two, since one row takes another kernel. Keys are read in
 whole blocks, masked by -inf, which adds exact zeros. Products with the values are taken over short, fixed
-ranges of keys and summed in order of position, since long sums are split by their length. `tiling` proves on
-the machine at hand that this suffices, and falls back to one query row per call if it does not.
+ranges of keys and summed in order of position, since long sums are split by their length. `prove_tiling`
+tries on the machine at hand whether this suffices, and falls back to one query row per call if it does not.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class SlotAttention:
         return torch.from_numpy(index).to(self.kv.device)
 
 
-def tiling(
+def prove_tiling(
     kv_heads: int,
     query_heads: int,
     head_dim: int,

@@ -1,0 +1,109 @@
+"""The forward pass of the Llama family, over rows of tokens of any sequences.
+
+Owns the order of operations and their exactness: every operation here gives a row the same bits whatever rows
+stand beside it. It knows neither sequences nor windows; `workers.attention` does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from workers.attention import SlotAttention, Step
+    from workers.engines.native.config import ModelConfig
+    from workers.engines.native.weights import Layer, Norm
+    from workers.linear import Linear
+
+_SERIAL_ELEMENTS = 32767
+"""Element-wise operations on more elements are cut between threads, at places that depend on their number."""
+
+
+def rms_norm(x: Tensor, norm: Norm) -> Tensor:
+    """x / √(mean(x²) + ε) · weight over the last dimension (arXiv 1910.07467), computed in float32.
+
+    Both sides of the fraction are taken times √n, which saves an operation.
+    """
+    scale: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    scale.mul_(scale).add_(norm.epsilon).rsqrt_()
+    y: Tensor = (x * scale).mul_(norm.weight)
+    return y.to(x.dtype)
+
+
+def rotations(positions: npt.NDArray[np.int64], inverse_frequencies: npt.NDArray[np.float32]) -> Tensor:
+    """Rotary embedding (arXiv 2104.09864) as products: float32 [rows, 1, 2, 2, head_dim / 2].
+
+    The third dimension is the half of a head that is read, the fourth the half that is written. Angles are
+    float32 as in the reference implementations; sines and cosines of them are correctly rounded.
+    """
+    angle = (positions.astype(np.float32)[:, None] * inverse_frequencies).astype(np.float64)
+    cos, sin = np.cos(angle), np.sin(angle)
+    table = np.stack((cos, sin, -sin, cos), axis=1).astype(np.float32)
+    return torch.from_numpy(table).view(len(positions), 1, 2, 2, len(inverse_frequencies))
+
+
+def rotate(heads: Tensor, table: Tensor) -> None:
+    """Turn heads [rows, heads, head_dim] in place. Each product and sum is rounded alone, so always alike."""
+    rows, count, head_dim = heads.shape
+    products = heads.view(rows, count, 2, 1, head_dim // 2) * table
+    torch.add(products[:, :, 0], products[:, :, 1], out=heads.view(rows, count, 2, head_dim // 2))
+
+
+def gated(gate_up: Tensor) -> Tensor:
+    """silu(gate) · up of [rows, 2 · n] → [rows, n]; overwrites the gate."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    # The last elements of a thread's share take a scalar exponential that differs from the vector one.
+    for rows in torch.split(gate, max(1, _SERIAL_ELEMENTS // gate.shape[1])):
+        F.silu(rows, inplace=True)
+    return gate * up
+
+
+class Model:
+    """Weights put in order. Activations are float32 on a CPU and in the lane's type elsewhere."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        embedding: Tensor,
+        layers: Sequence[Layer],
+        norm: Norm,
+        head: Linear,
+        dtype: torch.dtype,
+    ) -> None:
+        self._config = config
+        self._embedding = embedding
+        self._layers = layers
+        self._norm = norm
+        self._head = head
+        self._dtype = dtype
+        self._scale = config.head_dim**-0.5
+
+    def hidden(
+        self, ids: Tensor, positions: npt.NDArray[np.int64], attention: SlotAttention, step: Step
+    ) -> Tensor:
+        """Rows [n, hidden] before the last norm, of tokens `ids` [n] at `positions` [n]; stores their KV."""
+        config = self._config
+        rotated = config.query_heads + config.kv_heads
+        table = rotations(positions, config.inverse_frequencies).to(ids.device)
+        x = F.embedding(ids, self._embedding).to(self._dtype)
+        for index, layer in enumerate(self._layers):
+            qkv = layer.qkv(rms_norm(x, layer.input_norm)).view(len(ids), -1, config.head_dim)
+            heads = qkv[:, :rotated]
+            if layer.head_norm is not None:
+                heads.copy_(rms_norm(heads, layer.head_norm))
+            rotate(heads, table)
+            x = x.add_(layer.attention_output(attention.attend(index, qkv, step, self._scale)))
+            x = x.add_(layer.down(gated(layer.gate_up(rms_norm(x, layer.post_norm)))))
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden rows [n, hidden] → float32 [n, vocabulary]."""
+        return self._head(rms_norm(hidden, self._norm)).float()
