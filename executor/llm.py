@@ -136,6 +136,11 @@ class LLM:
             raise Closed("the executor has not been started")
         return self._coordinator
 
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence in tokens, prompt included; the target may lower it when it starts."""
+        return (self._coordinator or self._prepared).max_model_len
+
     # ------------------------------------------------------------ requests
 
     def encode(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> list[int]:

@@ -1,4 +1,7 @@
-"""An error as the command line says it: one line that names the option and a value that works, and a status."""
+"""An error as the command line says it: one line that names the option and a value that works, and a status.
+
+Owns how fields of the Python interface are called on the command line.
+"""
 
 from __future__ import annotations
 
@@ -13,50 +16,28 @@ from ipc.errors import WireError
 UsageError = typer.BadParameter.__mro__[1]
 """Click's base of all usage errors. Typer carries its own copy of click, or not, depending on its version."""
 
-_OPTIONS = {
-    name: "--" + name.replace("_", "-")
-    for name in [
-        "target",
-        "speculator",
-        "engine",
-        "dtype",
-        "device",
-        "num_speculative_tokens",
-        "max_model_len",
-        "threads",
-        "cache_dir",
-        "load_timeout",
-        "draft_timeout",
-        "verify_timeout",
-        "prompt",
-        "system",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "seed",
-        "max_tokens",
-        "min_tokens",
-        "stop",
-        "ignore_eos",
-        "logprobs",
-        "layers",
-        "batch",
-        "prompts",
-        "limit",
-        "new_tokens",
-        "modes",
-        "repeat",
-        "rounds",
-    ]
-} | {
-    "stop_token_ids": "--stop-token-id",
-    "max_sequences": "--batch",
+_NOT_DASHED = {
     "source": "SOURCE",
     "destination": "DESTINATION",
+    "stop_token_ids": "--stop-token-id",
+    "max_sequences": "--batch",
 }
-_EXAMPLES = {"seed": 42, "threads": 2, "max_model_len": 2048, "num_speculative_tokens": 5, "logprobs": 5}
-_EXAMPLES |= {"load_timeout": 600, "draft_timeout": 10, "verify_timeout": 120, "stop_token_id": 2}
+_EXAMPLES = {
+    "seed": 42,
+    "threads": 2,
+    "max_model_len": 2048,
+    "num_speculative_tokens": 5,
+    "logprobs": 5,
+    "top_p": 0.95,
+    "top_k": 50,
+    "min_p": 0.05,
+    "min_tokens": 1,
+    "stop_token_id": 2,
+    "load_timeout": 600,
+    "draft_timeout": 10,
+    "verify_timeout": 120,
+}
+"""Values that work for options whose default is none of their type."""
 
 
 class Complaint(NamedTuple):
@@ -72,40 +53,47 @@ def complaint(error: Exception) -> Complaint:
     if isinstance(error, UsageError):
         return Complaint(_usage(error), 2)
     if isinstance(error, InvalidConfig | InvalidRequest):
-        return Complaint(_named(error.field, str(error)), 2)
+        return Complaint(_named(error.field, _one_line(error)), 2)
     if isinstance(error, LaneFailed):
-        return Complaint(str(error), 1, error.stderr_tail)
+        return Complaint(_one_line(error), 1, _news(error))
     if isinstance(error, SpeclaneError | WireError):
-        return Complaint(_one_line(str(error)), 1)
-    return Complaint(f"internal error: {type(error).__name__}: {_one_line(str(error))}", 1)
+        return Complaint(_one_line(error), 1)
+    return Complaint(f"internal error: {type(error).__name__}: {_one_line(error)}", 1)
+
+
+def _news(failure: LaneFailed) -> str:
+    """What the worker wrote last, unless it is the traceback of the very error that it reported."""
+    tail = failure.stderr_tail
+    reported = "Traceback" in tail and _one_line(tail).endswith(_one_line(failure.reason))
+    return "" if reported else tail
+
+
+def option(field: str) -> str:
+    """`num_speculative_tokens` is `--num-speculative-tokens`."""
+    return _NOT_DASHED.get(field) or "--" + field.replace("_", "-")
 
 
 def _named(field: str, message: str) -> str:
-    """The message with options in place of the fields of the Python interface."""
-    message = _one_line(message)
-    for name, option in _OPTIONS.items():
-        plain = name == field and rf"^{name}\b|\b{name.replace('_', '-')} must\b"
-        pattern = plain or (rf"\b{name}\b" if "_" in name else None)
-        if pattern is not None:
-            message = re.sub(
-                rf"(?<![\w-])(?:{pattern})",
-                lambda match, option=option: option + (" must" if match[0].endswith(" must") else ""),
-                message,
-            )
-    option = _OPTIONS.get(field)
-    return message if option is None or option in message else f"{option}: {message}"
+    """The message with the option in place of the field, and in place of other fields it speaks of."""
+    if not field.islower():
+        return message  # an environment variable
+    named = option(field)
+    words = rf"{field}|{field.replace('_', '-')}"
+    message = re.sub(rf"^(?:{words})\b", named, message)
+    message = re.sub(r"(?<![\w-])(?:max|min|num|top)_\w+\b", lambda match: option(match[0]), message)
+    return message if named in message else f"{named}: {message}"
 
 
 def _usage(error: Any) -> str:
     text = _one_line(error.format_message()).rstrip(".")
-    name = getattr(getattr(error, "param", None), "name", None)
-    default = getattr(getattr(error, "param", None), "default", None)
-    works = _EXAMPLES.get(name or "", default)
-    if isinstance(error, typer.BadParameter) and name is not None and isinstance(works, int | float | str):
-        return f"{text}; try {error.param.opts[0]} {works}"
+    parameter = getattr(error, "param", None)
+    if isinstance(error, typer.BadParameter) and parameter is not None:
+        works = _EXAMPLES.get(parameter.name, parameter.default)
+        if isinstance(works, int | float | str):
+            return f"{text}; try {parameter.opts[0]} {works}"
     path = error.ctx.command_path if error.ctx is not None else "speclane"
     return f"{text}; see {path} --help"
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LaneInfo:
-    """`resident_mb` in 10⁶ bytes; `busy_share` of the time since `LaneView.begin` that the lane computed, 0 … 1."""
+    """`resident_mb` in 10⁶ bytes; `busy_share`: part of the time since `LaneView.begin`, 0 … 1."""
 
     lane: str
     engine: str
@@ -102,6 +102,7 @@ class LaneView:
 
 def _resident_mb(pid: int) -> float | None:
     try:
-        return round(psutil.Process(pid).memory_info().rss / 1e6, 1)
+        resident: int = psutil.Process(pid).memory_info().rss
     except psutil.Error:
         return None
+    return round(resident / 1e6, 1)

@@ -16,88 +16,77 @@ if TYPE_CHECKING:
     from executor.config import Config
     from executor.sampling import SamplingParams
 
-_MODEL = "Model"
-_SAMPLING = "Sampling"
-_OUTPUT = "Output"
+
+def _option(panel: str, metavar: str, text: str) -> Any:
+    return typer.Option(help=text, metavar=metavar, rich_help_panel=panel)
 
 
-def _option(panel: str, help_text: str, metavar: str | None = None, *names: str) -> Any:
-    return typer.Option(*names, help=help_text, metavar=metavar, rich_help_panel=panel, show_default=True)
+def _model(metavar: str, text: str) -> Any:
+    return _option("Model", metavar, text)
+
+
+def _sampling(metavar: str, text: str) -> Any:
+    return _option("Sampling", metavar, text)
+
+
+def _flag(panel: str, name: str, text: str) -> Any:
+    return typer.Option(name, help=text, rich_help_panel=panel)
 
 
 Target = Annotated[
-    str | None,
-    _option(
-        _MODEL, "Target model: an alias, a checkpoint directory or a hub id. [default: smollm2-135m]", "MODEL"
-    ),
+    str | None, _model("MODEL", "Alias, checkpoint directory or hub id. [default: smollm2-135m]")
 ]
 Speculator = Annotated[
-    str,
-    _option(_MODEL, "What drafts: off, ngram (prompt lookup), or a draft model as above.", "off|ngram|MODEL"),
+    str, _model("off|ngram|MODEL", "What drafts: nothing, prompt lookup, or a small model.")
 ]
-NumSpeculativeTokens = Annotated[int | None, _option(_MODEL, "Longest draft, K. [default: 5]", "K")]
-Engine = Annotated[str, _option(_MODEL, "Code that runs the models.", "native|hf|toy")]
-Dtype = Annotated[str, _option(_MODEL, "Type of weights and arithmetic.", "fp32|bf16|fp16")]
-Device = Annotated[str, _option(_MODEL, "auto, cpu, cuda or cuda:N, for both lanes.", "DEVICE")]
+NumSpeculativeTokens = Annotated[int | None, _model("K", "Longest draft. [default: 5]")]
+Engine = Annotated[str, _model("native|hf|toy", "Code that runs the models.")]
+Dtype = Annotated[str, _model("fp32|bf16|fp16", "Type of weights and arithmetic.")]
+Device = Annotated[str, _model("DEVICE", "auto, cpu, cuda or cuda:N, for both lanes.")]
 MaxModelLen = Annotated[
-    int | None, _option(_MODEL, "Longest sequence in tokens, prompt included. [default: the target's]", "N")
+    int | None, _model("N", "Longest sequence in tokens, prompt included. [default: the target's]")
 ]
-Threads = Annotated[int | None, _option(_MODEL, "CPU threads of each lane. [default: all cores]", "N")]
+Threads = Annotated[int | None, _model("N", "CPU threads of each lane. [default: all cores]")]
 CacheDir = Annotated[
-    str | None,
-    _option(_MODEL, "Where fetched models are kept. [default: $SPECLANE_CACHE or ~/.cache]", "DIRECTORY"),
+    str | None, _model("DIRECTORY", "Where fetched models are. [default: $SPECLANE_CACHE, else ~/.cache]")
 ]
-LoadTimeout = Annotated[
-    float | None, _option(_MODEL, "Seconds until both lanes must serve. [default: 600]", "S")
-]
+LoadTimeout = Annotated[float | None, _model("SECONDS", "Time until both lanes must serve. [default: 600]")]
 DraftTimeout = Annotated[
-    float | None,
-    _option(_MODEL, "Seconds after which the target goes on without a draft. [default: 10]", "S"),
+    float | None, _model("SECONDS", "After so long the target goes on without a draft. [default: 10]")
 ]
 VerifyTimeout = Annotated[
-    float | None, _option(_MODEL, "Seconds after which the target counts as failed. [default: 120]", "S")
+    float | None, _model("SECONDS", "After so long the target counts as failed. [default: 120]")
 ]
 
-MaxTokens = Annotated[int, _option(_SAMPLING, "Generate at most so many tokens.", "N")]
-Temperature = Annotated[float, _option(_SAMPLING, "0 is greedy.", "T")]
-TopP = Annotated[float | None, _option(_SAMPLING, "Keep the most probable tokens of this mass.", "P")]
-TopK = Annotated[int | None, _option(_SAMPLING, "Keep the K most probable tokens.", "K")]
-MinP = Annotated[
-    float | None, _option(_SAMPLING, "Keep tokens of this share of the best one's probability.", "P")
-]
-Seed = Annotated[int | None, _option(_SAMPLING, "Same seed, same text. [default: drawn]", "S")]
-MinTokens = Annotated[int | None, _option(_SAMPLING, "No stop before so many tokens.", "N")]
-Stop = Annotated[list[str] | None, _option(_SAMPLING, "End the text at this string; repeatable.", "TEXT")]
-StopTokenId = Annotated[list[int] | None, _option(_SAMPLING, "End the text at this token; repeatable.", "ID")]
-IgnoreEos = Annotated[
-    bool, typer.Option("--ignore-eos", help="Go on after end-of-text.", rich_help_panel=_SAMPLING)
-]
+MaxTokens = Annotated[int, _sampling("N", "Generate at most so many tokens.")]
+Temperature = Annotated[float, _sampling("T", "0 is greedy.")]
+TopP = Annotated[float | None, _sampling("P", "Keep the most probable tokens of this mass.")]
+TopK = Annotated[int | None, _sampling("K", "Keep the K most probable tokens.")]
+MinP = Annotated[float | None, _sampling("P", "Keep tokens with this share of the best one's probability.")]
+Seed = Annotated[int | None, _sampling("S", "Same seed, same text. [default: drawn]")]
+MinTokens = Annotated[int | None, _sampling("N", "No stop before so many tokens.")]
+Stop = Annotated[list[str] | None, _sampling("TEXT", "End the text at this string; repeatable.")]
+StopTokenId = Annotated[list[int] | None, _sampling("ID", "End the text at this token; repeatable.")]
+IgnoreEos = Annotated[bool, _flag("Sampling", "--ignore-eos", "Go on after end-of-text.")]
 Logprobs = Annotated[
-    int | None, _option(_SAMPLING, "With --json: log-probability of each token and N alternatives.", "N")
+    int | None, _sampling("N", "With --json: log-probability of each token and of N alternatives.")
 ]
 
-Raw = Annotated[bool, typer.Option("--raw", help="Send the prompt as it is, without the chat template.")]
-System = Annotated[str | None, typer.Option(help="System message of the chat.", metavar="TEXT")]
-Json = Annotated[
-    bool, typer.Option("--json", help="Write one JSON object to stdout.", rich_help_panel=_OUTPUT)
-]
-Verbose = Annotated[
-    bool,
-    typer.Option("--verbose", help="Log each lane's phases and notes to stderr.", rich_help_panel=_OUTPUT),
-]
+Raw = Annotated[bool, _flag("Prompt", "--raw", "Send the prompt as it is, without the chat template.")]
+System = Annotated[str | None, _option("Prompt", "TEXT", "System message of the chat.")]
+Json = Annotated[bool, _flag("Output", "--json", "Write one JSON object to stdout.")]
+Verbose = Annotated[bool, _flag("Output", "--verbose", "Log each lane's phases and notes to stderr.")]
 
 _CONFIG = (
-    "target",
-    "speculator",
-    "engine",
-    "dtype",
-    "device",
-    "num_speculative_tokens",
-    "max_model_len",
-    "threads",
+    *("target", "speculator", "engine", "dtype", "device"),
+    *("num_speculative_tokens", "max_model_len", "threads"),
 )
-_TIMEOUTS = ("load", "draft", "verify")
-_DRAFTING = ("num_speculative_tokens", "draft_timeout")
+_TIMEOUTS = {name: f"{name}_timeout" for name in ("load", "draft", "verify")}
+_DRAFTING = "num_speculative_tokens", "draft_timeout"
+_PARAMS = (
+    *("max_tokens", "min_tokens", "ignore_eos", "logprobs", "seed"),
+    *("temperature", "top_p", "top_k", "min_p"),
+)
 
 
 def config(given: Mapping[str, Any], **fixed: Any) -> "Config":
@@ -116,23 +105,8 @@ def config(given: Mapping[str, Any], **fixed: Any) -> "Config":
         raise InvalidConfig("target", "target must not be empty; try smollm2-135m")
     if given.get("cache_dir") is not None:
         chosen["cache_dir"] = Path(given["cache_dir"])
-    timeouts = {
-        name: given[f"{name}_timeout"] for name in _TIMEOUTS if given.get(f"{name}_timeout") is not None
-    }
+    timeouts = {name: given[key] for name, key in _TIMEOUTS.items() if given.get(key) is not None}
     return Config(**chosen, timeouts=Timeouts(**timeouts), **fixed)
-
-
-_PARAMS = (
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "min_tokens",
-    "ignore_eos",
-    "logprobs",
-)
 
 
 def sampling(given: Mapping[str, Any]) -> "SamplingParams":
@@ -151,3 +125,10 @@ def valid_text(name: str, text: str) -> str:
     except UnicodeEncodeError:
         raise InvalidRequest(name, f"--{name} is not valid UTF-8; try plain text") from None
     return text
+
+
+def whole(name: str, value: int, low: int, high: int, works: int) -> None:
+    """Raises InvalidConfig for a number out of bounds."""
+    if not low <= value <= high:
+        option = "--" + name.replace("_", "-")
+        raise InvalidConfig(name, f"{option} must be from {low} to {high}, got {value}; try {works}")

@@ -38,7 +38,7 @@ def note(text: str) -> None:
 
 
 class _StderrLines(logging.Handler):
-    """Log records as lines like those of `note`; sys.stderr is looked up each time, since a live view replaces it."""
+    """Log records as lines like those of `note`, to whatever sys.stderr is then: a live view replaces it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "

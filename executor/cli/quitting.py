@@ -14,7 +14,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Quit(BaseException):
-    """Leave now, quietly. No Exception and no KeyboardInterrupt, so that nobody takes it for something else."""
+    """Leave now, quietly. No Exception and no KeyboardInterrupt, so that nobody catches it for one."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -27,7 +27,7 @@ class Quit(BaseException):
 
 
 def on_signals() -> None:
-    """From now on SIGINT, SIGTERM and SIGHUP raise Quit in the main thread, unless they were ignored (nohup)."""
+    """SIGINT, SIGTERM and SIGHUP raise Quit in the main thread, unless they were ignored (nohup)."""
     for number in _SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _quit)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One generation. Times in seconds from the request's submission; `lanes` as LaneView.as_dicts gives them."""
+    """One generation. Times in seconds from the request's submission; `lanes` as of LaneView.as_dicts."""
 
     completion: Completion
     seconds: float

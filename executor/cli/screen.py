@@ -1,7 +1,7 @@
 """Where text and lanes appear while a command runs, whatever stdout and stderr are: terminals, pipes, files.
 
-Text goes to stdout as it comes. Lanes are drawn on stderr if that is a terminal. If both are one terminal, finished
-lines of text are printed above the lanes and the unfinished line is drawn with them.
+Text goes to stdout as it comes. Lanes are drawn on stderr if that is a terminal. If both are one terminal,
+finished lines of text are printed above the lanes and the unfinished line is drawn with them.
 """
 
 from __future__ import annotations

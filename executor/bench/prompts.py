@@ -1,0 +1,52 @@
+"""Prompts of a benchmark: JSON lines with `question_id`, `category` and `turns`, as Spec-Bench has them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from executor.errors import InvalidConfig
+
+COPY_HEAVY = Path(__file__).with_name("copy_heavy.jsonl")
+"""Few prompts whose answers repeat much of them, for which prompt lookup is good."""
+
+_EXAMPLE = '{"question_id": 1, "category": "edit", "turns": ["Repeat this: …"]}'
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Only the first of a question's turns is used."""
+
+    question_id: str
+    category: str
+    text: str
+
+
+def read_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
+    """The first `limit` prompts of a file. Raises InvalidConfig naming "prompts" and the line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InvalidConfig(
+            "prompts", f"prompts file {path} cannot be read: {reason}; leave it out for the shipped prompts"
+        ) from error
+    prompts = [_prompt(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not prompts:
+        raise InvalidConfig("prompts", f"prompts file {path} has no prompts; a line that works: {_EXAMPLE}")
+    return prompts[:limit]
+
+
+def _prompt(path: Path, number: int, line: str) -> Prompt:
+    try:
+        record = json.loads(line)
+        turns = record["turns"]
+        text = turns[0]
+    except (ValueError, LookupError, TypeError):
+        text = None
+    if not isinstance(text, str) or not text or not isinstance(turns, list):
+        raise InvalidConfig(
+            "prompts", f"prompts file {path}, line {number}: not a question; a line that works: {_EXAMPLE}"
+        )
+    return Prompt(str(record.get("question_id", number)), str(record.get("category", "")), text)

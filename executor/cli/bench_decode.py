@@ -1,0 +1,136 @@
+"""`speclane bench decode`: decoding speed with and without speculation."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from executor.cli import options as o
+from executor.cli.output import log, log_to_stderr, note, progress_shown, write_json
+from executor.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from executor.bench.decode import Plan
+
+_MODES = "off,sequential"
+
+
+def decode(
+    ctx: typer.Context,
+    prompts: Annotated[
+        str | None,
+        typer.Option(help="JSON lines with question_id, category, turns. [default: shipped]", metavar="FILE"),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first L prompts.", metavar="L")] = None,
+    new_tokens: Annotated[int, typer.Option(help="Tokens to decode per prompt.", metavar="N")] = 64,
+    batch: Annotated[int, typer.Option(help="Sequences that run at once.", metavar="B")] = 1,
+    modes: Annotated[str, typer.Option(help="Modes to compare, with commas.", metavar=_MODES)] = _MODES,
+    repeat: Annotated[int, typer.Option(help="Runs per mode; the median counts.", metavar="R")] = 3,
+    raw: o.Raw = False,
+    target: o.Target = None,
+    speculator: o.Speculator = "ngram",
+    num_speculative_tokens: o.NumSpeculativeTokens = None,
+    engine: o.Engine = "native",
+    dtype: o.Dtype = "bf16",
+    device: o.Device = "auto",
+    max_model_len: o.MaxModelLen = None,
+    threads: o.Threads = None,
+    cache_dir: o.CacheDir = None,
+    load_timeout: o.LoadTimeout = None,
+    draft_timeout: o.DraftTimeout = None,
+    verify_timeout: o.VerifyTimeout = None,
+    temperature: o.Temperature = 0.0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the first prompt; the next has one more.", metavar="S")
+    ] = 0,
+    as_json: o.Json = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Tokens per second with and without speculation, in turns; status 1 if their tokens differ."""
+    log_to_stderr(verbose=verbose)
+    plan = _plan(ctx.params)
+
+    from executor.bench.decode import measure, prepare
+
+    with progress_shown():
+        executors = prepare(plan)
+    result = measure(plan, executors, note)
+    if as_json:
+        write_json(result)
+    else:
+        _show(result)
+    _warn(result)
+    if not result["tokens_agree"]:
+        raise typer.Exit(1)
+
+
+def _plan(given: dict[str, Any]) -> "Plan":
+    """Raises InvalidConfig or InvalidRequest before anything is loaded."""
+    from executor.bench.decode import Plan, parse_modes
+    from executor.bench.prompts import COPY_HEAVY, read_prompts
+    from executor.sampling import SamplingParams
+
+    for name, works in (("new_tokens", 64), ("repeat", 3), ("limit", 8)):
+        if given[name] is not None:
+            o.whole(name, given[name], 1, 1 << 20, works)
+    modes = parse_modes(given["modes"])
+    if given["speculator"] == "off" and "sequential" in modes:
+        raise InvalidConfig(
+            "speculator", "--speculator off contradicts --modes with sequential; try --speculator ngram"
+        )
+    SamplingParams(temperature=given["temperature"], seed=given["seed"])
+    return Plan(
+        config=o.config(given, max_sequences=given["batch"]),
+        prompts=read_prompts(
+            Path(given["prompts"]) if given["prompts"] is not None else COPY_HEAVY, given["limit"]
+        ),
+        modes=modes,
+        new_tokens=given["new_tokens"],
+        temperature=given["temperature"],
+        seed=given["seed"],
+        repeat=given["repeat"],
+        raw=given["raw"],
+    )
+
+
+def _warn(result: dict[str, Any]) -> None:
+    if result["prompts"] < result["batch"]:
+        log.warning("only %d prompts for a batch of %d", result["prompts"], result["batch"])
+    for row in result["rows"]:
+        if row["speedup"] is not None and row["speedup"] < 1:
+            log.warning("%s is slower than no speculation: speedup %.2f", row["mode"], row["speedup"])
+    if not result["tokens_agree"]:
+        log.warning("the runs decoded different tokens: see tokens_sha256")
+
+
+def _show(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    title = f"{result['target']}, {result['dtype']}, {result['threads']} threads, batch {result['batch']}"
+    table = Table(
+        *(
+            "mode",
+            "tok/s",
+            "speedup",
+            "acceptance length",
+            "by position",
+            "draft",
+            "verify",
+            "wire",
+            "tokens",
+        ),
+        title=title,
+    )
+    for row in result["rows"]:
+        split = row["round_ms"]
+        table.add_row(
+            row["mode"],
+            f"{row['tok_s']:.2f}",
+            "-" if row["speedup"] is None else f"{row['speedup']:.2f}",
+            f"{row['acceptance_length']:.2f}",
+            " ".join(f"{share:.0%}" for share in row["acceptance_by_position"]) or "-",
+            *(f"{split[part]:.2f}" for part in ("draft", "verify", "wire")),
+            row["tokens_sha256"][:8],
+        )
+    Console().print(table)
