@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,11 +23,20 @@ def smollm2() -> Path:
     return models.resolve("smollm2-135m")
 
 
+@pytest.fixture(scope="session")
+def runtime_directory() -> Iterator[Path]:
+    """Where executors make their socket directories: apart from other programs', and short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="lanes-") as name:
+        yield Path(name)
+
+
 @pytest.fixture(autouse=True)
-def no_leak(request: pytest.FixtureRequest) -> Iterator[None]:
+def no_leak(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tests with real processes must leave as many processes, threads and descriptors as they found."""
     if Path(str(request.node.path)).parent.name not in _CHECKED:
         yield
         return
-    with assert_nothing_leaks():
+    directory = request.getfixturevalue("runtime_directory")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
+    with assert_nothing_leaks(directory):
         yield
