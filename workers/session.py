@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 CONFIGURE_SECONDS = 60.0
 IDLE_SECONDS = 3600.0
+_MAX_ERROR_CHARACTERS = 2000
 
 EXIT_CODES = {"internal": 1, "configuration": 2, "load": 3, "protocol": 4, "memory": 5}
 
@@ -138,7 +139,9 @@ class Session:
 
 
 def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
+    # A message must be encodable and below the frame's caps, whatever the error quotes.
+    text = " ".join(str(error).split()).encode(errors="replace").decode()[:_MAX_ERROR_CHARACTERS]
+    text = text or type(error).__name__
     return (
         text if isinstance(error, ValueError | OSError | ProtocolError) else f"{type(error).__name__}: {text}"
     )
