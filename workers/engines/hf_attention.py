@@ -104,8 +104,9 @@ def attention(
     Returns output [1, T, heads, value_dim] and no weights. Raises ValueError for what a lane cannot honour.
     """
     if lane is None:
-        raise ValueError(f"attention of {type(module).__name__} was called outside a lane's forward pass")
-    rest["attention_mask"] = attention_mask
+        raise ValueError(f"{type(module).__name__} does not hand the lane's keywords on to its attention")
+    if attention_mask is not None:
+        rest["attention_mask"] = attention_mask
     form = Form(scaling, sliding_window, softcap)
     return lane.attend(module, query[0], key[0], value[0], form, rest)[None], None
 
@@ -135,13 +136,9 @@ class Survey:
             raise ValueError(f"{name} has no layer index of its own, by which its keys could be found again")
         if rest.get("is_causal") is False or getattr(module, "is_causal", True) is False:
             raise ValueError(f"{name} looks at later tokens; only causal self-attention can be served")
-        unknown = sorted(
-            name for name, setting in rest.items() if setting is not None and name not in _IGNORED
-        )
-        if unknown:
-            raise ValueError(
-                f"{name} asks for {', '.join(unknown)}, which the lane's attention does not have"
-            )
+        # Even if it is None for this pass: sparse attention, say, sets in only beyond some length.
+        if unknown := sorted(rest.keys() - _IGNORED):
+            raise ValueError(f"{name} may ask for {', '.join(unknown)}, which a lane's attention has not")
         if key.shape[1] != query.shape[1] or query.shape[0] % key.shape[0] != 0:
             raise ValueError(
                 f"{name} has queries {[*query.shape]} and keys {[*key.shape]} of other tokens or heads"

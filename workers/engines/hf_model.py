@@ -154,6 +154,8 @@ class HfModel:
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise self.refusal(str(error)) from error
         count = self._config.num_hidden_layers
+        if other := sorted(set(_layer_types(self._config)) - {"full_attention", "sliding_attention"}):
+            raise self.refusal(f"it has layers of type {', '.join(other)}")
         if sorted(survey.layers) != list(range(count)):
             found = len(survey.layers)
             raise self.refusal(
@@ -199,5 +201,10 @@ def _sliding_layers(config: Any) -> set[int]:
     """Layers to which the configuration gives a sliding window."""
     if getattr(config, "sliding_window", None) is None or not getattr(config, "use_sliding_window", True):
         return set()
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    kinds = _layer_types(config) or ["sliding_attention"] * config.num_hidden_layers
     return {index for index, kind in enumerate(kinds) if kind == "sliding_attention"}
+
+
+def _layer_types(config: Any) -> list[str]:
+    """Kind of each layer; empty for models that have only one kind."""
+    return list(getattr(config, "layer_types", None) or ())
