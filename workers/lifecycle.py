@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
+import msgspec
+
+from ipc.messages import LaneName
 from workers.speculator import SpeculatorLane
 from workers.target import TargetLane
 
@@ -12,6 +15,9 @@ if TYPE_CHECKING:
 
     from ipc.messages import LaneSpec
     from workers.engines.engine import Engine
+
+
+LANES = get_args(LaneName)
 
 
 def load(spec: LaneSpec) -> TargetLane | SpeculatorLane:
@@ -33,6 +39,7 @@ def _engine(spec: LaneSpec) -> Engine[Any]:
         from workers.engines.toy import ToyEngine
 
         return ToyEngine(spec)
+    spec = msgspec.structs.replace(spec, device=_device(spec))
     if spec.engine == "native":
         from workers.engines.native import NativeEngine
 
@@ -42,3 +49,15 @@ def _engine(spec: LaneSpec) -> Engine[Any]:
 
         return HfEngine(spec)
     raise ValueError(f"engine {spec.engine!r} cannot run a model; use native, hf or toy")
+
+
+def _device(spec: LaneSpec) -> str:
+    """`auto` is a GPU for each lane while there are enough, else the same one, else the CPU."""
+    if spec.device != "auto":
+        return spec.device
+    import torch
+
+    count = torch.cuda.device_count()
+    if count == 0:
+        return "cpu"
+    return f"cuda:{min(LANES.index(spec.lane), count - 1)}"
