@@ -25,7 +25,7 @@ def smollm2() -> Path:
 
 @pytest.fixture(scope="session")
 def runtime_directory() -> Iterator[Path]:
-    """Where executors make their socket directories: apart from other programs', and short enough for sockets."""
+    """Where executors make their socket directories: a short path, apart from other programs' entries."""
     with tempfile.TemporaryDirectory(prefix="lanes-") as name:
         yield Path(name)
 

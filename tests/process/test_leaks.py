@@ -43,10 +43,10 @@ def test_a_descriptor_is_found(leak, tmp_path: Path, kind: str):
             case "file":
                 made.append(os.open("/dev/null", os.O_RDONLY))
 
+    shown = "null" if kind == "file" else kind
     try:
-        with pytest.raises(AssertionError, match=f"descriptor .*{'null' if kind == 'file' else kind}"):
-            with leak(tmp_path):
-                make()
+        with pytest.raises(AssertionError, match=f"descriptor .*{shown}"), leak(tmp_path):
+            make()
     finally:
         for fd in made:
             os.close(fd)
@@ -74,5 +74,5 @@ def test_a_thread_is_found(leak, tmp_path: Path):
 
 
 def test_a_directory_is_found(leak, tmp_path: Path):
-    with pytest.raises(AssertionError, match="entry .*speclane-x"), leak(tmp_path):
+    with pytest.raises(AssertionError, match=r"entry .*speclane-x"), leak(tmp_path):
         (tmp_path / "speclane-x").mkdir()

@@ -215,7 +215,7 @@ def test_caps_on_strings_and_arrays():
 
 def test_a_frame_beyond_the_cap_is_never_made():
     item = DraftedItem(1, 1, 1, [2**40] * codec.MAX_ARRAY_LENGTH)
-    with pytest.raises(ValueError, match="Drafted of .* exceeds the frame limit"):
+    with pytest.raises(ValueError, match=r"Drafted of .* exceeds the frame limit"):
         codec.encode(Drafted("e", 1, [item, item], 0))
 
 

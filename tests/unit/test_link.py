@@ -1,4 +1,4 @@
-"""The link table, exhaustively: what is legal goes where it should, all else is refused and changes nothing."""
+"""The link table, exhaustively: what is legal leads where it should, all else is refused in place."""
 
 from __future__ import annotations
 
