@@ -23,16 +23,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Linear = Callable[["Tensor"], "Tensor"]
-"""[rows, in] → [rows, out], in the type of its input."""
+"""[rows, in] → [rows, out], float32 on a CPU."""
 
 MakeLinear = Callable[["Tensor", "Tensor | None"], Linear]
-"""Weight [out, in] and bias [out], both in the compute type, to a layer."""
+"""Weight [out, in] and bias [out], as they are stored, to a layer."""
 
-ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64)
-WIDE_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
+ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+WIDE_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 """Buckets of layers with very many outputs, where every trial costs milliseconds."""
 
 _ROWS_HINT = 16
+_HALF_BITS = 32
+_SMALL = 4
+"""A way to multiply must have a bucket as small as this to be taken, for the sake of one-token steps."""
 
 
 class RowBuckets(NamedTuple):
@@ -60,37 +63,56 @@ def every_count(largest: int) -> RowBuckets:
 ONE_BY_ONE = RowBuckets((1,))
 
 
-def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """What layers multiply in: a CPU without arithmetic in `dtype` uses float32 on weights rounded to it."""
-    if device.type != "cpu":
-        return dtype
-    if dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return dtype
-    return torch.float32
-
-
 def plain(weight: Tensor, bias: Tensor | None) -> Linear:
-    """The library's own product."""
-    dtype = weight.dtype
+    """The library's own product; on a CPU in float32, since few have fast arithmetic in narrower types."""
+    weight = weight.float() if weight.device.type == "cpu" else weight
+    bias = None if bias is None else bias.to(weight.dtype)
 
     def call(x: Tensor) -> Tensor:
-        return F.linear(x.to(dtype), weight, bias).to(x.dtype)
+        return F.linear(x, weight, bias)
 
     return call
 
 
 def packed(weight: Tensor, bias: Tensor | None) -> Linear:
-    """oneDNN's product over a weight reordered once. Raises RuntimeError where there is none for the type."""
+    """oneDNN's float32 product over a weight reordered once. Raises RuntimeError where there is none."""
     multiply = torch.ops.mkldnn._linear_pointwise.default
-    dtype = weight.dtype
     # The hint picks the layout. That for a single row would make single rows differ from all others.
-    blocks = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS_HINT)
+    blocks = torch.ops.mkldnn._reorder_linear_weight(weight.float().contiguous(), _ROWS_HINT)
+    bias = None if bias is None else bias.float()
 
     def call(x: Tensor) -> Tensor:
-        y: Tensor = multiply(x.to(dtype), blocks, bias, "none", [], "")
-        return y.to(x.dtype)
+        y: Tensor = multiply(x, blocks, bias, "none", [], "")
+        return y
 
     return call
+
+
+def half(weight: Tensor, bias: Tensor | None) -> Linear:
+    """FBGEMM's float32 product over weights kept in 16 bits, which halves the memory that decoding waits for.
+
+    Exact for float16 and, scaled by a power of two, for bfloat16 within 2^-32 of the largest weight; nothing
+    but the storage is narrow. Raises RuntimeError for weights that do not fit, or where there is no FBGEMM.
+    """
+    wide = weight.float()
+    # Largest weights just below 2^15 leave float16's whole range to the small ones.
+    scale = 1.0 if _fits(wide) else 2.0 ** (15 - int(torch.frexp(wide.abs().max()).exponent))
+    if not _fits(wide * scale):
+        raise RuntimeError("weights do not fit in 16 bits")
+    prepacked = torch.ops.quantized.linear_prepack_fp16(wide * scale, None if bias is None else bias.float())
+    multiply = torch.ops.quantized.linear_dynamic_fp16
+
+    def call(x: Tensor) -> Tensor:
+        y: Tensor = multiply(x if scale == 1.0 else x / scale, prepacked)
+        return y
+
+    return call
+
+
+def _fits(weight: Tensor) -> bool:
+    """Whether float16 holds these float32 numbers, but for some that vanish beside the largest."""
+    lost = (weight.half().float() - weight).abs().max()
+    return bool(lost <= weight.abs().max() * 2.0**-_HALF_BITS)
 
 
 def agreeing_rows(linear: Linear, features: int, candidates: Sequence[int]) -> tuple[int, ...]:
@@ -117,25 +139,30 @@ def agreeing_rows(linear: Linear, features: int, candidates: Sequence[int]) -> t
 
 
 def choose(
-    samples: Iterable[Tensor], candidates: Sequence[int], ways: Sequence[MakeLinear] = (packed, plain)
+    samples: Iterable[Tensor], candidates: Sequence[int], ways: Sequence[MakeLinear] = (half, packed, plain)
 ) -> tuple[MakeLinear, RowBuckets]:
     """The first way to multiply, and its buckets, that is invariant for weights of all these shapes.
 
-    If no way is, every row is computed by a call of its own.
+    If no way is, every row is computed by a call of its own. The choice follows from the machine alone and
+    not from timing, so that a lane that is started again computes the same numbers.
     """
     weights = list({tuple(weight.shape): weight for weight in samples}.values())
-    usable: MakeLinear | None = None
+    usable: list[tuple[MakeLinear, RowBuckets]] = []
     for make in ways:
         try:
-            linears = [(make(weight, None), weight.shape[1]) for weight in weights]
-            common = set(candidates)
-            for linear, features in linears:
-                common &= set(agreeing_rows(linear, features, candidates))
+            common = _common_rows(make, weights, candidates)
         except RuntimeError:
             continue
-        usable = usable or make
-        if common:
-            return make, RowBuckets(tuple(sorted(common)))
-    if usable is None:
+        usable.append((make, RowBuckets(common) if common else ONE_BY_ONE))
+        if common and common[0] <= _SMALL:
+            return usable[-1]
+    if not usable:
         raise RuntimeError("no way of multiplying works on this device")
-    return usable, ONE_BY_ONE
+    return next((way for way in usable if way[1] != ONE_BY_ONE), usable[0])
+
+
+def _common_rows(make: MakeLinear, weights: Sequence[Tensor], candidates: Sequence[int]) -> tuple[int, ...]:
+    common = set(candidates)
+    for weight in weights:
+        common &= set(agreeing_rows(make(weight, None), weight.shape[1], candidates))
+    return tuple(sorted(common))

@@ -20,7 +20,7 @@ from workers.engines.native.config import read_config
 from workers.engines.native.model import Model
 from workers.engines.native.weights import Checkpoint, Types, Weights
 from workers.kv import SlotKV
-from workers.linear import ONE_BY_ONE, ROWS, WIDE_ROWS, choose, compute_dtype, every_count, plain
+from workers.linear import ONE_BY_ONE, ROWS, WIDE_ROWS, choose, every_count, plain
 from workers.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _WIDE = 8192
 _DEVICE_PASS_TOKENS = 512
+_PRECISION = "native engine: on a CPU the dtype is that of the weights; everything is computed in float32"
 _NOT_INVARIANT = (
     "native engine: the last bits of a logit depend on what else is in the batch, so where two tokens are "
     "nearly equal the text may depend on speculation"
@@ -134,9 +135,8 @@ class NativeEngine:
         return self._sampler.sample(rows, draws)
 
     def _load(self, config: ModelConfig, directory: Path, dtype: torch.dtype, invariant: bool) -> None:
-        compute = compute_dtype(dtype, self._device)
         checkpoint = Checkpoint(directory)
-        weights = Weights(checkpoint, config, Types(dtype, compute, self._device))
+        weights = Weights(checkpoint, config, Types(dtype, self._device))
         head = weights.head()
         make, self._rows = self._choose(weights.samples(), ROWS, invariant)
         wide = WIDE_ROWS if config.vocab_size > _WIDE else ROWS
@@ -150,10 +150,8 @@ class NativeEngine:
             self._activations(dtype),
         )
         checkpoint.check_all_taken()
-        if compute != dtype:
-            self._notes.append(
-                f"native engine: weights rounded to {dtype}, computing in {compute} on this CPU"
-            )
+        if self._device.type == "cpu":
+            self._notes.append(_PRECISION)
 
     def _choose(
         self, samples: list[Tensor], candidates: Sequence[int], invariant: bool

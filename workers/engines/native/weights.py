@@ -45,10 +45,9 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Types:
-    """`storage`: what weights are rounded to; `compute`: what layers multiply in."""
+    """`dtype`: what weights are rounded to; `device`: where they go."""
 
-    storage: torch.dtype
-    compute: torch.dtype
+    dtype: torch.dtype
     device: torch.device
 
 
@@ -68,6 +67,8 @@ class Checkpoint:
             names: list[str] = file.keys()  # type: ignore[no-untyped-call]
             self._file_of |= dict.fromkeys(names, file)
         self._untaken = set(self._file_of)
+        dtypes = {file.get_slice(name).get_dtype() for name, file in self._file_of.items()}
+        self.is_16_bit = dtypes in ({"BF16"}, {"F16"})
 
     def _file_names(self) -> list[str]:
         index = self._directory / "model.safetensors.index.json"
@@ -117,14 +118,14 @@ class Weights:
         self._types = types
 
     def embedding(self) -> Tensor:
-        """[vocabulary, hidden], in the stored type or the type that weights are rounded to."""
+        """[vocabulary, hidden]"""
         config = self._config
-        table = self._checkpoint.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        storage = self._types.storage
-        return table.to(self._types.device, table.dtype if storage == torch.float32 else storage)
+        return self._stored(
+            self._checkpoint.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        )
 
     def head(self) -> Tensor:
-        """[vocabulary, hidden] in the compute type."""
+        """[vocabulary, hidden]"""
         config = self._config
         if config.tied:
             # A copy of the embedding may be stored under its own name.
@@ -134,7 +135,7 @@ class Weights:
             name = "model.embed_tokens.weight"
         else:
             name = "lm_head.weight"
-        return self._multiplied(self._checkpoint.take(name, config.vocab_size, config.hidden_size))
+        return self._stored(self._checkpoint.take(name, config.vocab_size, config.hidden_size))
 
     def samples(self) -> list[Tensor]:
         """The first layer's weights, which have the shapes of all others."""
@@ -176,11 +177,14 @@ class Weights:
         biases = None
         if any(self._checkpoint.has(f"{prefix}{name}.bias") for name in outputs):
             biases = [take(f"{prefix}{name}.bias", size) for name, size in outputs.items()]
-        return self._multiplied(*weights), self._multiplied(*biases) if biases else None
+        return self._stored(*weights), self._stored(*biases) if biases else None
 
-    def _multiplied(self, *parts: Tensor) -> Tensor:
-        rounded = [part.to(self._types.storage).to(self._types.compute) for part in parts]
-        return (torch.cat(rounded) if len(rounded) > 1 else rounded[0]).to(self._types.device)
+    def _stored(self, *parts: Tensor) -> Tensor:
+        """Rounded and on top of each other. Weights in 16 bits stay so, as float32 would only repeat them."""
+        types = self._types
+        keep = types.dtype == torch.float32 and types.device.type == "cpu" and self._checkpoint.is_16_bit
+        rounded = [part if keep else part.to(types.dtype) for part in parts]
+        return (torch.cat(rounded) if len(rounded) > 1 else rounded[0]).to(types.device)
 
     def _head_norm(self, prefix: str) -> Norm:
         config = self._config
@@ -190,5 +194,5 @@ class Weights:
         return Norm(torch.cat(rows), queries.epsilon)
 
     def _norm(self, name: str, features: int) -> Norm:
-        weight = self._checkpoint.take(name, features).to(self._types.storage).float()
+        weight = self._checkpoint.take(name, features).to(self._types.dtype).float()
         return Norm((weight * features**0.5).to(self._types.device), features * self._config.norm_eps)
