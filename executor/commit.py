@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from executor.request import FinishReason, Request
-    from ipc.messages import TokenLogprobs, VerifiedItem
+    from ipc.messages import VerifiedItem
 
 
 def commit(request: Request, draft: Sequence[int], verdict: VerifiedItem, max_model_len: int) -> Delta:
@@ -19,31 +19,28 @@ def commit(request: Request, draft: Sequence[int], verdict: VerifiedItem, max_mo
     Tokens, log-probabilities and text end at the same place. What the verdict holds beyond it is dropped.
     """
     request.acceptance.record(len(draft), verdict.n_accepted)
-    first = len(request.tokens)
-    pieces = []
+    # From this index on a stop ends the text: at least min_tokens are generated then.
+    armed_from = request.params.min_tokens - request.generated - 1
+    room = min(request.params.max_tokens - request.generated, max_model_len - len(request.tokens))
     tokens = [*draft[: verdict.n_accepted], verdict.next_token]
-    logprobs: Sequence[TokenLogprobs | None] = verdict.logprobs or [None] * len(tokens)
-    for token, logprob in zip(tokens, logprobs, strict=True):
-        request.tokens.append(token)
-        if logprob is not None:
-            request.logprobs.append(logprob)
-        piece, reason = _extend_text(request, token, max_model_len)
-        pieces.append(piece)
-        if reason is not None:
-            request.finish_reason = reason
-            pieces.append(request.text.finish())
-            break
-    return Delta("".join(pieces), request.tokens[first:])
+    tokens, reason = _cut(tokens, room, request.spec.stop_token_ids, armed_from)
+    spoken = tokens[:-1] if reason == "stop" else tokens  # a stop token is no text
+    text, stop = request.text.push(spoken, armed_from=armed_from)
+    if stop is not None:
+        tokens, reason = tokens[: stop + 1], "stop"
+    request.tokens += tokens
+    request.logprobs += verdict.logprobs[: len(tokens)]
+    if reason is not None:
+        request.finish_reason = reason
+        text += request.text.finish()
+    return Delta(text, tokens)
 
 
-def _extend_text(request: Request, token: int, max_model_len: int) -> tuple[str, FinishReason | None]:
-    """The text that became certain, and whether it ends with this token. A stop beats the length cap."""
-    armed = request.generated >= request.params.min_tokens
-    if token in request.spec.stop_token_ids and armed:
-        return "", "stop"
-    piece, stopped = request.text.push(token, armed=armed)
-    if stopped:
-        return piece, "stop"
-    if request.generated >= request.params.max_tokens or len(request.tokens) >= max_model_len:
-        return piece, "length"
-    return piece, None
+def _cut(
+    tokens: list[int], room: int, stop_token_ids: Sequence[int], armed_from: int
+) -> tuple[list[int], FinishReason | None]:
+    """The tokens up to the first stop token that counts, or as many as there is room for; and which it was."""
+    for i, token in enumerate(tokens[:room]):
+        if i >= armed_from and token in stop_token_ids:
+            return tokens[: i + 1], "stop"
+    return tokens[:room], "length" if len(tokens) >= room else None

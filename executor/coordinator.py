@@ -252,7 +252,7 @@ class Coordinator:
             step = asked.get(item.seq)
             if step is None or (item.gen, item.base_len) != (step.request.gen, len(step.request.tokens)):
                 self._lanes.counts.stale += 1
-            elif len(item.tokens) > step.k or not all(0 <= t < target.vocabulary.size for t in item.tokens):
+            elif len(item.tokens) > step.k or not _known(item.tokens, target.vocabulary.size):
                 self.stats.invalid += 1
             else:
                 drafts[item.seq] = item.tokens
@@ -338,3 +338,7 @@ def _check_vocabulary(target: Vocabulary, speculator: Vocabulary) -> None:
             f"speculator {speculator.size} ({speculator.fingerprint[:12]}); "
             "use a speculator with the target's tokenizer, or --speculator ngram",
         )
+
+
+def _known(tokens: Sequence[int], vocabulary_size: int) -> bool:
+    return not tokens or (min(tokens) >= 0 and max(tokens) < vocabulary_size)

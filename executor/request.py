@@ -18,37 +18,44 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(slots=True)
 class Acceptance:
-    """How drafts fared. Position i counts the i-th draft token of a round, 0-based."""
+    """How drafts fared: how often a round with so many draft tokens had so many of them accepted."""
 
-    rounds: int = 0
-    tokens: int = 0
-    drafted: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
+    outcomes: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def record(self, n_drafted: int, n_accepted: int) -> None:
         """One verdict: of `n_drafted` tokens the first `n_accepted` stood, and one more was sampled."""
-        self.rounds += 1
-        self.tokens += n_accepted + 1
-        grow = n_drafted - len(self.drafted)
-        if grow > 0:
-            self.drafted += [0] * grow
-            self.accepted += [0] * grow
-        for i in range(n_drafted):
-            self.drafted[i] += 1
-            self.accepted[i] += i < n_accepted
+        outcome = (n_drafted, n_accepted)
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
 
     def add(self, other: Acceptance) -> None:
-        self.rounds += other.rounds
-        self.tokens += other.tokens
-        for mine, theirs in ((self.drafted, other.drafted), (self.accepted, other.accepted)):
-            mine += [0] * (len(theirs) - len(mine))
-            for i, count in enumerate(theirs):
-                mine[i] += count
+        for outcome, count in other.outcomes.items():
+            self.outcomes[outcome] = self.outcomes.get(outcome, 0) + count
+
+    @property
+    def rounds(self) -> int:
+        return sum(self.outcomes.values())
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the verdicts settled: accepted drafts and the target's own."""
+        return sum((accepted + 1) * count for (_, accepted), count in self.outcomes.items())
+
+    @property
+    def drafted(self) -> list[int]:
+        """How many rounds had a draft token at position i, 0-based."""
+        longest = max((drafted for drafted, _ in self.outcomes), default=0)
+        return [sum(n for (drafted, _), n in self.outcomes.items() if drafted > i) for i in range(longest)]
+
+    @property
+    def accepted(self) -> list[int]:
+        """In how many of them it stood, and all before it."""
+        longest = max((drafted for drafted, _ in self.outcomes), default=0)
+        return [sum(n for (_, accepted), n in self.outcomes.items() if accepted > i) for i in range(longest)]
 
     @property
     def length(self) -> float:
         """Mean tokens per target step: accepted drafts and the target's own token."""
-        return self.tokens / self.rounds if self.rounds else 0.0
+        return self.tokens / self.rounds if self.outcomes else 0.0
 
     @property
     def by_position(self) -> list[float]:

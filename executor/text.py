@@ -21,7 +21,7 @@ class Detokenizes(Protocol):
 class TextStream:
     def __init__(self, detokenizer: Detokenizes, stops: Sequence[str]) -> None:
         self._detokenizer = detokenizer
-        self._stops = StopStrings(stops)
+        self._stops = StopStrings(stops) if stops else None
         self._pieces: list[str] = []
         self._stopped = False
 
@@ -30,20 +30,35 @@ class TextStream:
         """All that was given out."""
         return "".join(self._pieces)
 
-    def push(self, token: int, *, armed: bool) -> tuple[str, bool]:
-        """The text that became certain, and whether a stop string ended the text at this token.
+    def push(self, tokens: Sequence[int], *, armed_from: int) -> tuple[str, int | None]:
+        """The text that became certain, and the index of the token at which a stop string ended it, or None.
 
-        armed: whether a stop string may end it here.
+        A stop string may end the text at the tokens from index `armed_from` on.
         """
-        released = self._stops.push(self._detokenizer.push(token), armed)
-        self._stopped = released.stop is not None
-        self._pieces.append(released.text)
-        return released.text, self._stopped
+        stop = None
+        if self._stops is None:
+            text = "".join([self._detokenizer.push(token) for token in tokens])
+        else:
+            text, stop = self._push_until_stop(self._stops, tokens, armed_from)
+        self._pieces.append(text)
+        return text, stop
+
+    def _push_until_stop(
+        self, stops: StopStrings, tokens: Sequence[int], armed_from: int
+    ) -> tuple[str, int | None]:
+        pieces = []
+        for i, token in enumerate(tokens):
+            released = stops.push(self._detokenizer.push(token), i >= armed_from)
+            pieces.append(released.text)
+            if released.stop is not None:
+                self._stopped = True
+                return "".join(pieces), i
+        return "".join(pieces), None
 
     def finish(self) -> str:
         """What was held back. Nothing after a stop string: that text is not part of the answer."""
         if self._stopped:
             return ""
-        rest = self._stops.flush() + self._detokenizer.flush()
+        rest = (self._stops.flush() if self._stops else "") + self._detokenizer.flush()
         self._pieces.append(rest)
         return rest

@@ -17,13 +17,15 @@ MAX_FRAME_BYTES = 16 << 20
 MAX_ARRAY_LENGTH = 1 << 20
 MAX_STRING_BYTES = 1 << 16
 
+_encoder = msgspec.msgpack.Encoder()
+
 ORDERS: dict[str, type[Message]] = {struct.__name__: struct for struct in get_args(Order)}
 FACTS: dict[str, type[Message]] = {struct.__name__: struct for struct in get_args(Fact)}
 
 
 def encode(message: Message) -> bytes:
     """The msgpack frame of a message. Raises ValueError if it would pass MAX_FRAME_BYTES."""
-    frame = cast("bytes", msgpack.packb(msgspec.to_builtins(message), use_bin_type=True))
+    frame = _encoder.encode(message)
     if len(frame) > MAX_FRAME_BYTES:
         raise ValueError(
             f"{type(message).__name__} of {len(frame)} bytes exceeds the frame limit of {MAX_FRAME_BYTES}"

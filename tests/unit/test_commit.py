@@ -158,4 +158,4 @@ def test_acceptance_counts_add_up():
     assert first.by_position == pytest.approx([1.0, 0.5, 1.0])
     assert first.length == pytest.approx(7 / 3)
     assert Acceptance().length == 0.0
-    assert Acceptance(drafted=[0], accepted=[0]).by_position == [0.0]
+    assert Acceptance().by_position == []

@@ -21,7 +21,11 @@ class Halves:
 
 
 def feed(stream: TextStream, text: str) -> str:
-    return "".join(stream.push(ord(character), armed=True)[0] for character in text for _ in range(2))
+    return "".join(push(stream, character)[0] for character in text for _ in range(2))
+
+
+def push(stream: TextStream, character: str, *, armed: bool = True) -> tuple[str, int | None]:
+    return stream.push([ord(character)], armed_from=0 if armed else 1)
 
 
 def test_pieces_add_up_to_the_text():
@@ -34,7 +38,7 @@ def test_pieces_add_up_to_the_text():
 def test_what_is_held_back_comes_at_the_end_in_order():
     stream = TextStream(Halves(), ["cde"])
     assert feed(stream, "abcd") == "ab"
-    assert stream.push(ord("x"), armed=True) == ("", False)
+    assert push(stream, "x") == ("", None)
     assert stream.finish() == "cd?"
     assert stream.text == "abcd?"
 
@@ -42,16 +46,29 @@ def test_what_is_held_back_comes_at_the_end_in_order():
 def test_nothing_follows_a_stop_string():
     stream = TextStream(Halves(), ["cd"])
     assert feed(stream, "abc") == "ab"
-    assert stream.push(ord("d"), armed=True) == ("", False)
-    assert stream.push(ord("d"), armed=True) == ("", True)
+    assert push(stream, "d") == ("", None)
+    assert push(stream, "d") == ("", 0)
     assert stream.finish() == ""
     assert stream.text == "ab"
 
 
+def test_a_run_is_cut_at_the_token_that_completes_a_stop_string():
+    stream = TextStream(Halves(), ["bc"])
+    run = [ord(character) for character in "abcd" for _ in range(2)]
+    assert stream.push(run, armed_from=0) == ("a", 5)
+    assert (stream.finish(), stream.text) == ("", "a")
+
+
+def test_a_stop_string_counts_only_from_the_armed_token_on():
+    stream = TextStream(Halves(), ["b"])
+    run = [ord(character) for character in "abab" for _ in range(2)]
+    assert stream.push(run, armed_from=4) == ("aba", 7)
+
+
 def test_an_unarmed_stop_string_is_text():
     stream = TextStream(Halves(), ["b"])
-    pieces = [stream.push(ord(character), armed=False) for character in "abba"]
-    assert pieces == [("", False), ("b", False), ("", False), ("a", False)]
+    pieces = [push(stream, character, armed=False) for character in "abba"]
+    assert pieces == [("", None), ("b", None), ("", None), ("a", None)]
 
 
 def test_toy_text_folds_bytes_into_the_vocabulary():
