@@ -7,7 +7,7 @@ overhead.
 from __future__ import annotations
 
 import statistics
-from itertools import islice
+import time
 from typing import TYPE_CHECKING, Any
 
 from executor.config import Config
@@ -23,6 +23,7 @@ _VOCABULARY = 256
 _AGREE = 0.8
 _PROMPT = "overhead"
 _WARM_UP_ROUNDS = 50
+_POLL_SECONDS = 0.01
 
 
 def measure(*, batch: int, k: int, rounds: int, repeats: int) -> dict[str, Any]:
@@ -30,8 +31,9 @@ def measure(*, batch: int, k: int, rounds: int, repeats: int) -> dict[str, Any]:
 
     Every round has all `batch` sequences, each with a draft of `k` tokens, greedy.
     """
-    needed = (_WARM_UP_ROUNDS + rounds) * (k + 1) + len(_PROMPT) + 1
-    toy = f"vocabulary={_VOCABULARY},context={needed}"
+    turns = batch + _WARM_UP_ROUNDS + rounds  # sequences may enter one by one
+    tokens = turns * (k + 1)
+    toy = f"vocabulary={_VOCABULARY},context={tokens + len(_PROMPT) + 2}"
     config = Config(
         engine="toy",
         target=toy,
@@ -41,9 +43,9 @@ def measure(*, batch: int, k: int, rounds: int, repeats: int) -> dict[str, Any]:
         threads=1,
     )
     with LLM(config) as llm:
-        runs = [_rounds(llm, batch, rounds, needed) for _ in range(repeats)]
-    overheads = [[(time.total - time.draft - time.verify) / 1000 for time in run] for run in runs]
-    everything = [time for run in runs for time in run]
+        runs = [_rounds(llm, batch, turns, tokens)[:rounds] for _ in range(repeats)]
+    overheads = [[(round_.total - round_.draft - round_.verify) / 1000 for round_ in run] for run in runs]
+    everything = [round_ for run in runs for round_ in run]
     p50 = statistics.median(percentile(run, 0.50) for run in overheads)
     return {
         "batch": batch,
@@ -56,25 +58,28 @@ def measure(*, batch: int, k: int, rounds: int, repeats: int) -> dict[str, Any]:
         },
         "per_sequence_us": round(p50 / batch, 3),
         "lanes_us": {
-            "draft": round(statistics.median(time.draft for time in everything) / 1000, 2),
-            "verify": round(statistics.median(time.verify for time in everything) / 1000, 2),
+            "draft": round(statistics.median(round_.draft for round_ in everything) / 1000, 2),
+            "verify": round(statistics.median(round_.verify for round_ in everything) / 1000, 2),
         },
         "round_us_p50_each": [round(percentile(run, 0.50), 2) for run in overheads],
     }
 
 
-def _rounds(llm: LLM, batch: int, rounds: int, max_tokens: int) -> list[RoundTime]:
-    """Run `batch` endless sequences for so many rounds after a warm-up; the rounds in which all took part."""
+def _rounds(llm: LLM, batch: int, turns: int, max_tokens: int) -> list[RoundTime]:
+    """Run `batch` sequences for so many rounds or more; those after a warm-up in which all took part."""
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     stats = llm.coordinator.stats
     stats.round_times.clear()
+    done = stats.rounds + turns
     streams = [llm.stream(f"{_PROMPT}{i % 10}", params) for i in range(batch)]
-    for _ in islice(streams[-1], _WARM_UP_ROUNDS + rounds):
-        pass  # the last one to be admitted: while it runs, all do
+    # Nobody reads the streams meanwhile: a reader's time is not the executor's.
+    while stats.rounds < done and all(lane.serving for lane in llm.coordinator.lanes):
+        time.sleep(_POLL_SECONDS)
     for stream in streams:
         stream.close()
-    full = [time for time in tuple(stats.round_times) if time.sequences == batch]
-    return full[_WARM_UP_ROUNDS:][:rounds]
+        for _ in stream:
+            pass  # raises what the executor failed of
+    return [round_ for round_ in stats.round_times if round_.sequences == batch][_WARM_UP_ROUNDS:]
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -108,20 +108,9 @@ def _show(result: dict[str, Any]) -> None:
     from rich.table import Table
 
     title = f"{result['target']}, {result['dtype']}, {result['threads']} threads, batch {result['batch']}"
-    table = Table(
-        *(
-            "mode",
-            "tok/s",
-            "speedup",
-            "acceptance length",
-            "by position",
-            "draft",
-            "verify",
-            "wire",
-            "tokens",
-        ),
-        title=title,
-    )
+    columns = ("mode", "tok/s", "speedup", "length", "by position", "draft", "verify", "wire", "tokens")
+    caption = "length: tokens per target step; draft, verify, wire: milliseconds per round"
+    table = Table(*columns, title=title, caption=caption, box=None)
     for row in result["rows"]:
         split = row["round_ms"]
         table.add_row(

@@ -21,7 +21,7 @@ def overhead(
     """Time of coordinator and wire per round: real processes, models that compute nothing."""
     log_to_stderr(verbose=verbose)
     o.whole("batch", batch, 1, 1024, 8)
-    o.whole("rounds", rounds, 10, 4000, 500)
+    o.whole("rounds", rounds, 10, 2000, 500)
     o.whole("repeat", repeat, 1, 1000, _REPEATS)
 
     from executor.bench.overhead import measure

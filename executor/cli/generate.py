@@ -111,10 +111,9 @@ def _encode(llm: "LLM", text: str, params: "SamplingParams", raw: bool, system: 
 
 def _serving(llm: "LLM") -> str:
     config = llm.config
-    speculator = (
-        f"speculator {config.speculator}, K={config.num_speculative_tokens}" if config.speculates else "alone"
-    )
-    return f"target {config.target} ({config.engine}, {config.dtype}), {speculator}: serving"
+    target = f"target {config.target} ({config.engine}, {config.dtype})"
+    speculator = f"speculator {config.speculator}, K={config.num_speculative_tokens}"
+    return f"serving: {target}, {speculator if config.speculates else 'no speculator'}"
 
 
 def _run(

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from executor.errors import Closed
 from executor.lane import LaneState
+from executor.request import Acceptance
 
 if TYPE_CHECKING:
     from executor.lane import Lane
@@ -94,7 +95,8 @@ class LaneView:
         )
 
     def _counts(self, lane: str) -> str:
-        acceptance = self._llm.coordinator.stats.acceptance
+        # A copy, made in one step of the interpreter: the coordinator's thread goes on counting.
+        acceptance = Acceptance(dict(self._llm.coordinator.stats.acceptance.outcomes))
         if lane == "target":
             return f"{acceptance.tokens} tokens"
         return f"{sum(acceptance.drafted)} drafted, {sum(acceptance.accepted)} accepted"

@@ -1,0 +1,105 @@
+"""The benchmarks: what they report, and that modes decode the same tokens. No figure is judged here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+TOY = ("--engine", "toy", "--target", "vocabulary=128")
+DRAFT = ("--speculator", "vocabulary=128,agree=0.8")
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "executor", "bench", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_overhead(batch: int) -> None:
+    done = bench("overhead", "--batch", str(batch), "--rounds", "20", "--repeat", "2", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    result = json.loads(done.stdout)
+    assert (result["batch"], result["k"], result["rounds"], result["repeats"]) == (batch, 5, 20, 2)
+    assert 0 < result["round_us"]["p50"] <= result["round_us"]["p99"]
+    assert result["per_sequence_us"] == pytest.approx(result["round_us"]["p50"] / batch, abs=0.01)
+    assert result["lanes_us"]["draft"] > 0
+    assert result["lanes_us"]["verify"] > 0
+
+
+def test_overhead_table() -> None:
+    done = bench("overhead", "--rounds", "10", "--repeat", "1", "--num-speculative-tokens", "2")
+    assert done.returncode == 0
+    assert "per sequence" in done.stdout
+
+
+@pytest.mark.parametrize(("temperature", "batch"), [("0", "1"), ("1", "3")])
+def test_decode(temperature: str, batch: str) -> None:
+    options = (
+        "--new-tokens",
+        "24",
+        "--limit",
+        "3",
+        "--batch",
+        batch,
+        "--repeat",
+        "2",
+        "--temperature",
+        temperature,
+    )
+    done = bench("decode", *TOY, *DRAFT, *options, "--modes", "off,sequential", "--json")
+    result = json.loads(done.stdout)
+    assert done.returncode == 0
+    off, sequential = result["rows"]
+    assert (off["mode"], sequential["mode"]) == ("off", "sequential")
+    assert off["tokens_sha256"] == sequential["tokens_sha256"]
+    assert len(off["tokens_sha256"]) == 64
+    assert result["tokens_agree"] is True
+    assert (off["tokens"], off["acceptance_length"], off["acceptance_by_position"]) == (72, 1.0, [])
+    assert (off["rounds"], off["speedup"], off["round_ms"]["draft"]) == (72, 1.0, 0.0)
+    assert sequential["acceptance_length"] > 1
+    assert len(sequential["acceptance_by_position"]) == 5
+    assert sequential["speedup"] == pytest.approx(sequential["tok_s"] / off["tok_s"], rel=1e-2)
+    for row in result["rows"]:
+        assert len(row["tok_s_each"]) == 2
+        split = row["round_ms"]
+        assert split["total"] == pytest.approx(split["draft"] + split["verify"] + split["wire"], abs=1e-3)
+    assert result["prompts"] == 3
+    assert result["new_tokens"] == 24
+    turns = [
+        line.split(" 1 of ")[0].split(" 2 of ")[0] for line in done.stderr.splitlines() if " of 2: " in line
+    ]
+    assert turns == ["speclane: off", "speclane: sequential"] * 2
+
+
+def test_decode_of_own_prompts_without_the_mode_off(tmp_path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"question_id": 1, "category": "x", "turns": ["abc"]}))
+    options = ("--prompts", str(prompts), "--modes", "sequential", "--new-tokens", "8", "--repeat", "1")
+    done = bench("decode", *TOY, *options, "--json")
+    result = json.loads(done.stdout)
+    (row,) = result["rows"]
+    assert row["speedup"] is None
+    assert result["prompt_tokens"] == 3
+
+
+def test_decode_table() -> None:
+    done = bench("decode", *TOY, *DRAFT, "--new-tokens", "8", "--limit", "1", "--repeat", "1")
+    assert done.returncode == 0
+    for heading in ("tok/s", "speedup", "sequential", "verify"):
+        assert heading in done.stdout
+
+
+def test_slower_than_no_speculation_is_said() -> None:
+    slow = ("--speculator", "vocabulary=128,agree=0,step_ms=5")
+    done = bench("decode", *TOY, *slow, "--new-tokens", "8", "--limit", "1", "--repeat", "1")
+    assert done.returncode == 0
+    assert "speclane: warning: sequential is slower than no speculation" in done.stderr
