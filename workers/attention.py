@@ -219,17 +219,20 @@ def prove_tiling(
     device: torch.device | str,
     kernel: Kernel = blocked,
 ) -> Tiling:
-    """The fastest tiling whose rows are bitwise the same in every tile, place, batch and padded length tried.
+    """The tiling with most tiles whose rows are bitwise alike in every tile, place, batch and length tried.
 
     Deterministic; takes about a tenth of a second. Falls back to ROW_BY_ROW, which needs no proof: there, the
     shapes of a call are a function of the row's position alone.
     """
     trial = _Trial(kv_heads, query_heads, head_dim, dtype, device, kernel)
+    best = ROW_BY_ROW
     for reduction in REDUCTIONS:
         tiles = trial.agreeing(reduction)
-        if tiles:
-            return Tiling(tiles, reduction)
-    return ROW_BY_ROW
+        if len(tiles) > (0 if best.alone else len(best.tiles)):
+            best = Tiling(tiles, reduction)
+        if tiles == TILES:
+            break
+    return best
 
 
 class _Trial:
@@ -269,12 +272,13 @@ class _Trial:
         attention = SlotAttention(self._kv, self._query_heads, tiling, self._kernel)
         tile = tiling.tiles[0]
         longer = Span(1, self.LENGTH - tile, tile)
-        for turn, start in enumerate(self.STARTS):
+        for start in self.STARTS:
             own = Span(0, start, tile)
-            rows = self._run(attention, [own, longer] if turn % 2 else [own])
-            for position in expected.keys() & range(start, start + tile):
-                if not torch.equal(rows[position - start], expected[position]):
-                    return False
+            for spans in ([own], [own, longer]):
+                rows = self._run(attention, spans)
+                for position in expected.keys() & range(start, start + tile):
+                    if not torch.equal(rows[position - start], expected[position]):
+                        return False
         return True
 
     def _run(self, attention: SlotAttention, spans: list[Span]) -> Tensor:

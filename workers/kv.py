@@ -119,7 +119,7 @@ class SlotKV:
         slot = np.asarray(slots, dtype=np.int64)[:, None, None]
         position = np.asarray(positions, dtype=np.int64)[:, None, None]
         index = ((side + slot) * self.kv_heads + head) * self.reach + position
-        return torch.from_numpy(index.reshape(len(index), -1)).to(self.device)
+        return torch.from_numpy(index.reshape(len(index), 2 * self.kv_heads)).to(self.device)
 
     def write(self, layer: int, rows: Tensor, places: Tensor) -> None:
         """Store rows [tokens, 2 · kv_heads, head_dim], the heads of the keys before those of the values."""

@@ -95,11 +95,15 @@ def half(weight: Tensor, bias: Tensor | None) -> Linear:
     but the storage is narrow. Raises RuntimeError for weights that do not fit, or where there is no FBGEMM.
     """
     wide = weight.float()
-    # Largest weights just below 2^15 leave float16's whole range to the small ones.
-    scale = 1.0 if _fits(wide) else 2.0 ** (15 - int(torch.frexp(wide.abs().max()).exponent))
-    if not _fits(wide * scale):
-        raise RuntimeError("weights do not fit in 16 bits")
-    prepacked = torch.ops.quantized.linear_prepack_fp16(wide * scale, None if bias is None else bias.float())
+    scale = 1.0
+    if not torch.equal(wide.half().float(), wide):
+        # A largest weight just below 2^15 leaves float16's whole range to the small ones.
+        largest = wide.abs().max()
+        scale = 2.0 ** (15 - int(torch.frexp(largest).exponent))
+        wide = wide * scale
+        if not (wide.half().float() - wide).abs().max() <= largest * scale * 2.0**-_HALF_BITS:
+            raise RuntimeError("weights do not fit in 16 bits")
+    prepacked = torch.ops.quantized.linear_prepack_fp16(wide, None if bias is None else bias.float())
     multiply = torch.ops.quantized.linear_dynamic_fp16
 
     def call(x: Tensor) -> Tensor:
@@ -107,12 +111,6 @@ def half(weight: Tensor, bias: Tensor | None) -> Linear:
         return y
 
     return call
-
-
-def _fits(weight: Tensor) -> bool:
-    """Whether float16 holds these float32 numbers, but for some that vanish beside the largest."""
-    lost = (weight.half().float() - weight).abs().max()
-    return bool(lost <= weight.abs().max() * 2.0**-_HALF_BITS)
 
 
 def agreeing_rows(linear: Linear, features: int, candidates: Sequence[int]) -> tuple[int, ...]:

@@ -34,8 +34,8 @@ def rms_norm(x: Tensor, norm: Norm) -> Tensor:
     """
     scale: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
     scale.mul_(scale).add_(norm.epsilon).rsqrt_()
-    y: Tensor = (x * scale).mul_(norm.weight)
-    return y.to(x.dtype)
+    y = (x * scale).mul_(norm.weight)
+    return y if y.dtype == x.dtype else y.to(x.dtype)
 
 
 def rotations(positions: npt.NDArray[np.int64], inverse_frequencies: npt.NDArray[np.float32]) -> Tensor:
@@ -59,11 +59,13 @@ def rotate(heads: Tensor, table: Tensor) -> None:
 
 def gated(gate_up: Tensor) -> Tensor:
     """silu(gate) · up of [rows, 2 · n] → [rows, n]; overwrites the gate."""
-    gate, up = gate_up.chunk(2, dim=-1)
+    features = gate_up.shape[1] // 2
+    gate = gate_up[:, :features]
     # The last elements of a thread's share take a scalar exponential that differs from the vector one.
-    for rows in torch.split(gate, max(1, _SERIAL_ELEMENTS // gate.shape[1])):
-        F.silu(rows, inplace=True)
-    return gate * up
+    rows = max(1, _SERIAL_ELEMENTS // features)
+    for part in (gate,) if len(gate) <= rows else torch.split(gate, rows):
+        F.silu(part, inplace=True)
+    return gate * gate_up[:, features:]
 
 
 class Model:
