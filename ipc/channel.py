@@ -79,14 +79,14 @@ class Hub:
     def receive(self, deadline: float) -> Event | None:
         """The next event, or None when the deadline passes."""
         while True:
-            event = self._arrived()
-            if event is not None:
-                return event
             left_ms = (deadline - time.monotonic()) * 1000
             ready = self._poller.poll(max(0, int(left_ms + 0.999)))
+            # What a worker said comes before the news of its end.
+            if ready and (event := self._arrived()) is not None:
+                return event
             for source, _ in ready:
                 if isinstance(source, int):
-                    return self._arrived() or Readable(source)
+                    return Readable(source)
             if not ready and time.monotonic() >= deadline:
                 return None
 
