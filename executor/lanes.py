@@ -253,10 +253,18 @@ class Lanes:
             lane.link.passed(order)
             self._hub.send(lane.identity, order)
         except PeerGone as error:
-            if lane.state is not LaneState.STOPPING:
-                self.take_down(lane, str(error))
-            elif lane.process is not None:
-                lane.process.kill()  # who cannot be told to stop has not begun to serve, or is gone already
+            self._unreachable(lane, str(error))
+
+    def _unreachable(self, lane: Lane, symptom: str) -> None:
+        """It takes no orders. If it died, that is the reason to give, and it may have said why."""
+        if lane.process is None:
+            return
+        if lane.state is LaneState.STOPPING:
+            lane.process.kill()  # who cannot be told to stop has not begun to serve, or is gone already
+        elif lane.process.wait(time.monotonic() + _LAST_WORDS_SECONDS) is not None:
+            self._ended(lane)
+        else:
+            self.take_down(lane, symptom)
 
     def _ended(self, lane: Lane) -> None:
         """The process is gone; what it said last may still be on the way."""
