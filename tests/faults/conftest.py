@@ -1,0 +1,70 @@
+"""What fault tests share: toys, what they say undisturbed, fake workers, and waiting with a deadline."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from executor import LLM, Completion, SamplingParams, Timeouts, process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PROMPT = "a prompt"
+PARAMS = SamplingParams(max_tokens=120, temperature=0.9, top_p=0.95, seed=11)
+
+
+class Faults:
+    """The tools of a fault test."""
+
+    prompt = PROMPT
+    params = PARAMS
+
+    @staticmethod
+    def toys(**options: Any) -> LLM:
+        """Two toys whose waits are long unless `timeouts` says otherwise: no test hangs on one by chance."""
+        defaults = {"engine": "toy", "speculator": "vocabulary=256,agree=0.8", "threads": 1}
+        timeouts = Timeouts(**{"draft": 60.0, "hang": 60.0, "stop": 20.0} | options.pop("timeouts", {}))
+        return LLM(**(defaults | options), timeouts=timeouts)
+
+    @staticmethod
+    def wait_for(condition: Callable[[], Any], seconds: float = 30.0) -> None:
+        """Returns as soon as the condition holds; fails if it does not in time."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "the condition did not come true in time"
+            time.sleep(0.002)
+
+
+@pytest.fixture
+def faults() -> Faults:
+    return Faults()
+
+
+@pytest.fixture(scope="session")
+def undisturbed() -> Completion:
+    """What the target says alone to PROMPT with PARAMS."""
+    with LLM(engine="toy", speculator="off", threads=1) as llm:
+        return llm.generate(PROMPT, PARAMS)[0]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """`fake(lane, behaviour)`: that lane's workers are fake ones from now on."""
+    real = process.command
+
+    def install(lane: str, behaviour: str) -> None:
+        def command(its_lane: Any, *rest: Any) -> list[str]:
+            whole = real(its_lane, *rest)
+            if its_lane != lane:
+                return whole
+            script = str(Path(__file__).with_name("fake_worker.py"))
+            return [sys.executable, script, behaviour, *whole[whole.index("--lane") :]]
+
+        monkeypatch.setattr(process, "command", command)
+
+    return install

@@ -1,0 +1,122 @@
+"""Workers do not outlive their coordinator, whatever they do, and the next start clears up after it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+SECONDS = 2.0
+
+PROGRAM = """
+import sys
+from executor import LLM, SamplingParams
+llm = LLM(engine="toy", speculator="vocabulary=256,agree=0.8", target="vocabulary=256,step_ms=5", threads=1)
+stream = iter(llm.stream("x", SamplingParams(max_tokens=4000)))
+next(stream)
+print(*[lane.process.pid for lane in llm.coordinator.lanes], flush=True)
+for _ in stream:
+    pass
+"""
+
+GUARDED = """
+import ctypes, sys
+from workers import guard
+guard.die_with(int(sys.argv[1]), int(sys.argv[2]))
+print("guarded", flush=True)
+ctypes.PyDLL(None).sleep(60)  # as an extension would: in C, with the GIL held
+"""
+
+
+def gone_within(pidfd: int, seconds: float) -> bool:
+    return bool(select.select([pidfd], [], [], seconds)[0])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
+def test_a_killed_coordinator_takes_its_workers_along(faults, undisturbed, runtime_directory, number):
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        pidfds = [os.pidfd_open(int(pid)) for pid in program.stdout.readline().split()]
+        try:
+            assert len(pidfds) == 2
+            program.send_signal(number)
+            assert all(gone_within(pidfd, SECONDS) for pidfd in pidfds)
+        finally:
+            for pidfd in pidfds:
+                os.close(pidfd)
+    assert program.returncode == -number
+    assert len(list(runtime_directory.glob("speclane-*"))) == 1
+    with faults.toys() as llm:
+        assert len(list(runtime_directory.glob("speclane-*"))) == 1  # the dead one's was swept
+        assert llm.generate(faults.prompt, faults.params)[0].token_ids == undisturbed.token_ids
+
+
+def guarded(parent_pid: int, death_fd: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", GUARDED, str(parent_pid), str(death_fd)],
+        stdout=subprocess.PIPE,
+        text=True,
+        pass_fds=(death_fd,),
+    )
+
+
+@pytest.fixture
+def pipe():
+    """Read and write end; the test may close them itself."""
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        try:
+            os.close(end)
+        except OSError:
+            continue
+
+
+def test_the_death_pipe_alone_ends_a_worker_inside_a_c_call(pipe):
+    """Its parent, this process, lives on."""
+    reading, writing = pipe
+    with guarded(os.getpid(), reading) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "guarded\n"
+        assert worker.poll() is None
+        os.close(writing)
+        assert worker.wait(SECONDS) == -signal.SIGKILL
+
+
+def test_the_end_of_the_spawning_thread_alone_ends_a_worker_inside_a_c_call(pipe):
+    """The pipe stays open."""
+    reading, _ = pipe
+    spawned: list[subprocess.Popen[str]] = []
+    ready, leave = threading.Event(), threading.Event()
+
+    def spawn() -> None:
+        spawned.append(guarded(os.getpid(), reading))
+        ready.set()
+        leave.wait()
+
+    spawner = threading.Thread(target=spawn)
+    spawner.start()
+    ready.wait()
+    with spawned[0] as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "guarded\n"
+        assert worker.poll() is None
+        leave.set()
+        spawner.join()
+        assert worker.wait(SECONDS) == -signal.SIGKILL
+
+
+def test_a_worker_whose_parent_is_gone_already_does_not_begin(pipe):
+    reading, writing = pipe
+    with guarded(os.getpid() + 1, reading) as worker:  # as if the real parent had died and been replaced
+        assert worker.communicate(timeout=30)[0] == ""
+    assert worker.returncode == 1
+    os.close(writing)
+    with guarded(os.getpid(), reading) as worker:
+        assert worker.communicate(timeout=30)[0] == ""
+    assert worker.returncode == 1
