@@ -1,0 +1,81 @@
+"""The text of a real model does not depend on the speculator: real processes, native engine, every token."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from executor import LLM, SamplingParams
+from executor.prune import prune
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from _pytest.mark.structures import ParameterSet
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+
+NEW_TOKENS = 16
+PROMPTS = [
+    "The quick brown fox jumps over the lazy dog. The quick brown fox",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
+    "1, 2, 3, 4, 5, 6,",
+    "a b c a b c a b c a b c",
+]
+PARAMS = [
+    SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True),
+    SamplingParams(temperature=0.8, seed=7, max_tokens=NEW_TOKENS, ignore_eos=True),
+]
+
+
+def slow(k: int) -> ParameterSet:
+    return pytest.param(k, marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module")
+def pruned(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A draft model of some of the target's own layers: right often enough to be accepted, wrong often enough."""
+    return prune(smollm2, tmp_path_factory.mktemp("draft") / "pruned", [*range(14), *range(26, 30)])
+
+
+def texts(llm: LLM, *, together: bool) -> list[list[int]]:
+    """Token ids for each of PARAMS and PROMPTS; all at once, or one prompt after the other."""
+    jobs = [(prompt, params) for params in PARAMS for prompt in PROMPTS]
+    if together:
+        prompts, params = zip(*jobs, strict=True)
+        return [c.token_ids for c in llm.generate(list(prompts), list(params), progress=False)]
+    return [llm.generate([p], params, progress=False)[0].token_ids for p, params in jobs]
+
+
+@pytest.fixture(scope="module", params=["fp32", "bf16"])
+def plain(request: pytest.FixtureRequest, smollm2: Path) -> tuple[str, list[list[int]]]:
+    """The dtype and what the target alone says, one prompt after the other."""
+    with LLM(target=str(smollm2), speculator="off", dtype=request.param) as llm:
+        alone = texts(llm, together=False)
+        assert texts(llm, together=True) == alone
+    assert all(len(ids) == NEW_TOKENS for ids in alone)
+    return request.param, alone
+
+
+@pytest.mark.parametrize("k", [slow(1), 4, slow(8)])
+def test_prompt_lookup_changes_no_token(plain, smollm2, k):
+    dtype, expected = plain
+    with LLM(target=str(smollm2), speculator="ngram", num_speculative_tokens=k, dtype=dtype) as llm:
+        assert texts(llm, together=True) == expected
+        assert sum(llm.coordinator.stats.acceptance.accepted) > 0
+        assert texts(llm, together=False) == expected
+
+
+@pytest.mark.parametrize("k", [1, *map(slow, range(2, 7)), 7, slow(8)])
+def test_a_draft_model_changes_no_token(plain, smollm2, pruned, k):
+    dtype, expected = plain
+    with LLM(target=str(smollm2), speculator=str(pruned), num_speculative_tokens=k, dtype=dtype) as llm:
+        assert texts(llm, together=True) == expected
+        assert sum(llm.coordinator.stats.acceptance.drafted) > 0
+
+
+def test_threads_change_no_token(plain, smollm2):
+    dtype, expected = plain
+    with LLM(target=str(smollm2), speculator="ngram", dtype=dtype, threads=1) as llm:
+        assert texts(llm, together=True) == expected
