@@ -2,8 +2,9 @@
 
 import typer
 
-from executor.cli import bench_decode, bench_overhead
+from executor.cli import bench_decode, bench_invariance, bench_overhead
 
-app = typer.Typer(help="Measure speclane on this machine.", no_args_is_help=False)
+app = typer.Typer(help="Measure speclane on this machine.")
 app.command("decode")(bench_decode.decode)
 app.command("overhead")(bench_overhead.overhead)
+app.command("invariance")(bench_invariance.invariance)

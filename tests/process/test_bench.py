@@ -103,3 +103,20 @@ def test_slower_than_no_speculation_is_said() -> None:
     done = bench("decode", *TOY, *slow, "--new-tokens", "8", "--limit", "1", "--repeat", "1")
     assert done.returncode == 0
     assert "speclane: warning: sequential is slower than no speculation" in done.stderr
+
+
+@pytest.mark.model
+def test_invariance(smollm2) -> None:
+    options = ("--target", str(smollm2), "--context", "20", "--repeat", "1", "--num-speculative-tokens", "3")
+    done = bench("invariance", *options, "--threads", "1", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    result = json.loads(done.stdout)
+    assert [row["rows"] for row in result["rows"]] == [1, 4]
+    for row in result["rows"]:
+        assert row["cost_ratio"] == pytest.approx(row["invariant_ms"] / row["plain_ms"], rel=1e-3)
+
+
+def test_invariance_refuses_what_does_not_fit(tmp_path) -> None:
+    done = bench("invariance", "--target", str(tmp_path / "nothing"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("speclane: error: --target ")
