@@ -35,7 +35,7 @@ def slow(k: int) -> ParameterSet:
 
 @pytest.fixture(scope="module")
 def pruned(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A draft model of some of the target's own layers: right often enough to be accepted, wrong often enough."""
+    """A draft model of some of the target's own layers: often right, and often wrong."""
     return prune(smollm2, tmp_path_factory.mktemp("draft") / "pruned", [*range(14), *range(26, 30)])
 
 
