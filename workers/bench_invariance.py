@@ -49,7 +49,7 @@ class Stepper:
 
 
 def measure(spec: LaneSpec, context: int, widths: Sequence[int], repeats: int) -> dict[str, Any]:
-    """For each number of rows the medians of step times in milliseconds and their ratio, invariant over plain.
+    """For each number of rows the medians of step times in milliseconds, and their ratio.
 
     Raises ValueError, OSError.
     """
