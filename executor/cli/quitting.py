@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_AGAIN_SECONDS = 0.01
 
 
 class Quit(BaseException):
@@ -31,11 +32,12 @@ def on_signals() -> None:
     for number in _SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _quit)
+    sys.unraisablehook = _unraisable
 
 
 def settle(status: int) -> int:
     """Make sure that the interpreter's own end is as quiet; returns the exit status."""
-    for number in _SIGNALS:
+    for number in (*_SIGNALS, signal.SIGALRM):
         signal.signal(number, signal.SIG_IGN)
     try:
         sys.stdout.flush()
@@ -48,3 +50,17 @@ def settle(status: int) -> int:
 
 def _quit(number: int, _frame: FrameType | None) -> NoReturn:
     raise Quit.by_signal(number)
+
+
+def _unraisable(lost: sys.UnraisableHookArgs) -> None:
+    """A signal came while a destructor or an import's callback ran, and the interpreter drops what these raise."""
+    if not isinstance(lost.exc_value, Quit):
+        sys.__unraisablehook__(lost)
+        return
+    again = lost.exc_value
+
+    def quit_again(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise again
+
+    signal.signal(signal.SIGALRM, quit_again)
+    signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)

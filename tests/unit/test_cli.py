@@ -302,3 +302,19 @@ def test_help_imports_nothing_heavy() -> None:
     )
     assert done.stdout.endswith("[]\n")
     assert done.stderr == ""
+
+
+def test_signal_in_a_destructor_is_not_lost() -> None:
+    code = (
+        "import signal, sys; from executor.cli import quitting\n"
+        "class Fragile:\n"
+        "    def __del__(self): signal.raise_signal(signal.SIGINT)\n"
+        "quitting.on_signals()\n"
+        "try:\n"
+        "    Fragile()\n"
+        "    signal.pause()\n"
+        "except quitting.Quit as quit_:\n"
+        "    sys.exit(quitting.settle(quit_.status))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=20)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
