@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("speclane")
 
 _LAST_WORDS_SECONDS = 0.1
+_DESCRIPTORS = 32
+"""Open files that two lanes take at most, with some to spare."""
 
 
 class NoReply(NamedTuple):
@@ -63,15 +66,13 @@ class WireCounts:
 class Lanes:
     def __init__(self, specs: Iterable[LaneSpec]) -> None:
         """Raises InvalidConfig if there is no place for the socket, SpeclaneError for want of descriptors."""
+        _check_descriptors()
         with ExitStack() as undo:
             self._rundir = RunDir()
             undo.callback(self._rundir.remove)
             self._hub = _hub(self._rundir)
             undo.callback(self._hub.close)
-            try:
-                self._alarm, self._call = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-            except OSError as error:
-                raise SpeclaneError(f"no pipe: {error.strerror}; raise the limit on open files") from error
+            self._alarm, self._call = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             self._hub.watch(self._alarm)
             undo.pop_all()
         self.all = [Lane(spec) for spec in specs]
@@ -165,11 +166,6 @@ class Lanes:
         while not (self._woken or self._halted) and self._turn(deadline):
             pass
         self._woken = False
-
-    def poll(self) -> None:
-        """Handle what has already come."""
-        while self._turn(0.0):
-            pass
 
     def take_down(self, lane: Lane, reason: str) -> None:
         """Kill a lane that cannot be trusted any more."""
@@ -303,3 +299,17 @@ def _hub(rundir: RunDir) -> Hub:
             "XDG_RUNTIME_DIR",
             f"{error}; set XDG_RUNTIME_DIR to a short directory you can write, such as /tmp",
         ) from error
+
+
+def _check_descriptors() -> None:
+    """Raises SpeclaneError if too few are left. Asked first: libzmq aborts the process when it runs out."""
+    with ExitStack() as opened:
+        try:
+            for _ in range(_DESCRIPTORS):
+                opened.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            raise SpeclaneError(
+                f"{error.strerror}: fewer than {_DESCRIPTORS} of the limit of {limit} are left; "
+                f"raise it, for example with `ulimit -n {2 * limit}`"
+            ) from error
