@@ -57,8 +57,7 @@ class FakeWorker:
         if self.behaviour == "fails at load":
             self.peer.send(Failed(self.epoch, "load", "no such weights"))
             hang()
-        vocabulary = Vocabulary(0, "") if self.lane == "speculator" else Vocabulary(VOCABULARY, "")
-        self.peer.send(Ready(self.epoch, vocabulary, 4096, []))
+        self.peer.send(Ready(self.epoch, self.vocabulary(), 8 if self.behaviour == "small" else 4096, []))
         while True:
             match self.next_order():
                 case Stop():
@@ -77,6 +76,11 @@ class FakeWorker:
                     self.answer(
                         order, Verified(self.epoch, order.order, [verdict(i) for i in order.items], 0)
                     )
+
+    def vocabulary(self) -> Vocabulary:
+        if self.behaviour == "another vocabulary":
+            return Vocabulary(VOCABULARY + 1, "another")
+        return Vocabulary(0, "") if self.lane == "speculator" else Vocabulary(VOCABULARY, "")
 
     def greet(self) -> None:
         match self.behaviour:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from executor import LaneFailed
+from executor import InvalidConfig, InvalidRequest, LaneFailed
 
 
 def open_streams(llm, faults):
@@ -99,6 +99,24 @@ def test_a_target_that_ignores_stop_is_killed_when_its_time_is_up(faults, fake):
     began = time.monotonic()
     llm.close()
     assert 0.3 <= time.monotonic() - began < 10.0
+
+
+def test_a_target_that_holds_less_than_was_thought_refuses_long_prompts_only(faults, fake):
+    fake("target", "small")
+    with faults.toys(speculator="ngram") as llm:
+        long, short = llm.stream(list(range(8)), faults.params), llm.stream([1, 2, 3], faults.params)
+        with pytest.raises(InvalidRequest, match="8 tokens, the context 8; shorten it to 7"):
+            list(long)
+        list(short)
+        assert (short.completion.token_ids, short.completion.finish_reason) == ([1] * 5, "length")
+
+
+@pytest.mark.parametrize("lane", ["target", "speculator"])
+def test_lanes_of_different_vocabularies_do_not_start(faults, fake, lane):
+    fake(lane, "another vocabulary")
+    with pytest.raises(InvalidConfig, match=r"vocabularies differ: .* 257.* .another.") as refusal:
+        faults.toys().start()
+    assert refusal.value.field == "speculator"
 
 
 def test_stopped_workers_are_killed_at_close(faults):

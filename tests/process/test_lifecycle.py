@@ -147,6 +147,28 @@ def test_no_place_for_the_socket(tmp_path, monkeypatch):
         toys().start()
 
 
+@pytest.mark.parametrize("left", [0, 1, 3, 12, 20, 31, 32])
+def test_few_open_files_are_left(runtime_directory, left):
+    """libzmq would abort the process if it could not open one, so that must never be tried."""
+    program = (
+        "import os, resource, sys\n"
+        "from executor import LLM, SamplingParams, SpeclaneError\n"
+        "llm = LLM(engine='toy', speculator='ngram')\n"
+        "used = len(os.listdir('/proc/self/fd')) - 1\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (used + int(sys.argv[1]), 4096))\n"
+        "try:\n"
+        "    with llm: print(len(llm.generate('x', SamplingParams(max_tokens=3))[0].token_ids))\n"
+        "except SpeclaneError as error: print(error)\n"
+    )
+    command = [sys.executable, "-c", program, str(left)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (
+        done.stdout == "3\n" if left == 32 else done.stdout.startswith("Too many open files: fewer than 32")
+    )
+    assert list(runtime_directory.iterdir()) == []
+
+
 def test_an_executor_whose_starter_thread_has_ended_keeps_its_workers():
     """A worker's parent-death signal hangs on the thread that spawned it."""
     llm = toys(speculator="vocabulary=256,agree=0.9")
