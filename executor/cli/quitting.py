@@ -53,7 +53,7 @@ def _quit(number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _unraisable(lost: sys.UnraisableHookArgs) -> None:
-    """A signal came while a destructor or an import's callback ran, and the interpreter drops what these raise."""
+    """A signal came while a destructor or an import's callback ran, whose exceptions Python drops."""
     if not isinstance(lost.exc_value, Quit):
         sys.__unraisablehook__(lost)
         return
