@@ -46,12 +46,12 @@ class Known:
     rows: list[Tensor]
 
 
-def know(engine: NativeEngine, length: int) -> Known:
+def know(engine: NativeEngine, length: int, seqs: int = SEQS) -> Known:
     generator = torch.Generator().manual_seed(3)
-    shape = (SEQS, length)
+    shape = (seqs, length)
     tokens = torch.randint(0, engine.vocabulary.size, shape, generator=generator).tolist()
     rows = []
-    for seq in range(SEQS):
+    for seq in range(seqs):
         with opened(engine, [seq]):
             rows.append(engine.forward([Window(seq, 0, tokens[seq], length)]))
     return Known(engine, tokens, rows)
@@ -63,9 +63,9 @@ def small(request, tmp_path_factory) -> Known:
     return know(NativeEngine(lane(directory, dtype=request.param)), 640)
 
 
-@pytest.fixture(scope="module", params=["fp32", "bf16"])
-def real(request, smollm2) -> Known:
-    return know(NativeEngine(lane(smollm2, dtype=request.param)), 330)
+@pytest.fixture(scope="module")
+def real(smollm2) -> Known:
+    return know(NativeEngine(lane(smollm2, dtype="bf16")), 330, seqs=4)
 
 
 def starts(known: Known):
@@ -88,7 +88,8 @@ def opened(engine: NativeEngine, seqs: list[int]):
 def play(known: Known, data: st.DataObject, rounds: int) -> None:
     """Rounds of windows of some sequences, with steps back in between; every row must be the known one."""
     engine, length = known.engine, len(known.tokens[0])
-    seqs = data.draw(st.permutations(range(SEQS)))[: data.draw(st.integers(1, SEQS))]
+    seqs = data.draw(st.permutations(range(len(known.tokens))))
+    seqs = seqs[: data.draw(st.integers(1, len(seqs)))]
     at = {seq: data.draw(starts(known)) for seq in seqs}
     with opened(engine, seqs):
         for seq in seqs:
@@ -108,7 +109,7 @@ def play(known: Known, data: st.DataObject, rounds: int) -> None:
             assert torch.equal(engine.forward(windows), torch.cat(expected))
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_schedule_of_windows_gives_the_bits_of_one_prefill(small, data):
     play(small, data, rounds=4)
@@ -132,12 +133,12 @@ def test_every_width_gives_the_same_bits_alone_and_in_a_full_batch(small, width)
     engine = small.engine
     for batch in ([3], list(range(SEQS))):
         with opened(engine, batch):
-            for seq in batch:
-                engine.forward([Window(seq, 0, small.tokens[seq][:180], 0)])
-            for at in range(180, 340, width):
-                windows = [Window(seq, at, small.tokens[seq][at : at + width], width) for seq in batch]
-                expected = torch.cat([small.rows[seq][at : at + width] for seq in batch])
-                assert torch.equal(engine.forward(windows), expected)
+            for first in (57, 185, 313):
+                engine.forward([Window(seq, 0, small.tokens[seq][:first], 0) for seq in batch])
+                for at in range(first, first + 3 * width, width):
+                    windows = [Window(seq, at, small.tokens[seq][at : at + width], width) for seq in batch]
+                    expected = torch.cat([small.rows[seq][at : at + width] for seq in batch])
+                    assert torch.equal(engine.forward(windows), expected)
 
 
 @pytest.mark.parametrize("cut", [1, 63, 64, 65, 191, 192, 193, 320, 511, 512])
@@ -174,7 +175,7 @@ def test_a_real_model_gives_the_same_bits_in_any_schedule(real, data):
 @pytest.mark.model
 def test_a_real_model_decodes_the_bits_of_its_prefill(real):
     one_by_one(real, 180, 30, [1])
-    one_by_one(real, 310, 10, list(range(SEQS)))
+    one_by_one(real, 315, 8, list(range(4)))
 
 
 @pytest.mark.model

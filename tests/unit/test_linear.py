@@ -22,6 +22,15 @@ from workers.linear import (
 FEATURES = 4
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Small products gain nothing from threads, and lose much where other work shares the cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def layer(wrong):
     """Doubles its input; `wrong(x)` says by how much each row [rows, 1] is off."""
     return lambda x: x * 2 + wrong(x)
