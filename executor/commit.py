@@ -39,7 +39,7 @@ def commit(request: Request, draft: Sequence[int], verdict: VerifiedItem, max_mo
 def _cut(
     tokens: list[int], room: int, stop_token_ids: Sequence[int], armed_from: int
 ) -> tuple[list[int], FinishReason | None]:
-    """The tokens up to the first stop token that counts, or as many as there is room for; and which it was."""
+    """The tokens up to the first stop token that counts, or as many as there is room for; which it was."""
     for i, token in enumerate(tokens[:room]):
         if i >= armed_from and token in stop_token_ids:
             return tokens[: i + 1], "stop"
