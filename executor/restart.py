@@ -12,8 +12,8 @@ JITTER = 0.2
 class RestartPolicy:
     """intensity: so many deaths within `period` seconds, failed starts included, and the lane is given up.
 
-    The first restart is at once, the next ones after `backoff` seconds, doubled each time up to `backoff_max`;
-    a lane that lived for `period` starts over.
+    The first restart is at once, the next ones after `backoff` seconds, doubled each time up to
+    `backoff_max`; a lane that lived for `period` starts over.
     """
 
     intensity: int = 10

@@ -149,7 +149,8 @@ def choose(
     for make in ways:
         try:
             common = _common_rows(make, weights, candidates)
-        except RuntimeError:
+        except (RuntimeError, AttributeError):
+            # Not in this build of torch, or not for this CPU or these weights.
             continue
         usable.append((make, RowBuckets(common) if common else ONE_BY_ONE))
         if common and common[0] <= _SMALL:

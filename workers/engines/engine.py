@@ -29,8 +29,8 @@ class Window(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """How to sample one row: its token stands at `position` of the sequence (0-based, prompt included) and is the
-    `generated`-th after the prompt (0-based)."""
+    """How to sample one row: its token stands at `position` of the sequence, prompt included, and is the
+    `generated`-th after the prompt; both are 0-based."""
 
     sampling: SamplingSpec
     position: int
@@ -39,7 +39,7 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A sampled token; `logprob` and `top` (id, log-probability, best first) only if the draw asks for them."""
+    """A sampled token; `logprob` and `top` (id, log-probability, best first) only if the draw asks for it."""
 
     token: int
     logprob: float | None = None
@@ -76,7 +76,7 @@ class Engine(Protocol, Generic[R]):
     def close(self, seq: int) -> None: ...
 
     def forward(self, windows: Sequence[Window]) -> R:
-        """Logit rows [sum of window.rows, vocabulary], float32, in the order of windows and of their tokens."""
+        """Logit rows [sum of window.rows, vocabulary], float32, in the order of windows and their tokens."""
         ...
 
     def sample(self, rows: R, draws: Sequence[Draw]) -> list[Sample]:
