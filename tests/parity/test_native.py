@@ -11,8 +11,11 @@ import transformers
 from small_models import FAMILIES, lane, save
 
 from ipc.messages import LaneSpec
+from workers.attention import ROW_BY_ROW
 from workers.engines.engine import Window
 from workers.engines.native import NativeEngine
+from workers.engines.native import engine as engine_module
+from workers.linear import ONE_BY_ONE, plain
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -162,6 +165,16 @@ def test_files_that_are_missing_or_broken_are_named(tmp_path):
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     return NativeEngine(lane(save(tmp_path_factory.mktemp("small"), "llama"), slots=2))
+
+
+def test_a_cpu_on_which_nothing_agrees_runs_row_by_row_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_module, "choose", lambda samples, candidates: (plain, ONE_BY_ONE))
+    monkeypatch.setattr(engine_module, "prove_tiling", lambda *shape: ROW_BY_ROW)
+    engine, ids = NativeEngine(lane(save(tmp_path, "qwen3"))), token_ids(80)
+    rows = logits(engine, (0, ids))
+    assert (rows - reference(tmp_path, ids)).abs().max() < 1e-4
+    assert torch.equal(logits(engine, (0, ids[:70]), (70, ids[70:77]), (77, ids[77:])), rows)
+    assert any("layers and output and attention had to be run row by row" in note for note in engine.notes)
 
 
 def test_an_impossible_length_is_refused(tmp_path):
