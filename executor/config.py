@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from executor.errors import InvalidConfig
 from executor.models import DEFAULT_TARGET
+from executor.restart import RestartPolicy
+from ipc.messages import LaneName
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,6 +50,30 @@ class Timeouts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """What happens when a lane dies.
+
+    policy: how often it is started again.
+    group: `separate` lanes die alone; `one_for_all`: all start again together, as lanes that share a GPU
+        under MPS must, since a GPU fault of one ends them all.
+    standby: lanes with a spare process, loaded and ready to take over.
+    strikes: a request during which the target died so many times in a row fails, alone.
+    """
+
+    policy: RestartPolicy = field(default_factory=RestartPolicy)
+    group: Literal["separate", "one_for_all"] = "separate"
+    standby: tuple[LaneName, ...] = ()
+    strikes: int = 3
+
+    def __post_init__(self) -> None:
+        """Raises InvalidConfig."""
+        _one_of("group", self.group, ("separate", "one_for_all"))
+        for lane in self.standby:
+            _one_of("standby", lane, get_args(LaneName))
+        _whole("strikes", self.strikes, 1, 100, "3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """One executor.
 
@@ -75,6 +101,7 @@ class Config:
     threads: int | None = None
     cache_dir: Path | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
+    recovery: Recovery = field(default_factory=Recovery)
 
     def __post_init__(self) -> None:
         """Raises InvalidConfig naming the field."""

@@ -11,81 +11,61 @@ import logging
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
+from executor import dialogue
 from executor.commit import commit
-from executor.errors import Closed, InvalidConfig, InvalidRequest, LaneFailed, SpeclaneError
-from executor.lanes import Lanes, NoReply
+from executor.drafting import Drafting
+from executor.errors import Closed, InvalidConfig, InvalidRequest, LaneFailed, RequestFailed, SpeclaneError
+from executor.health import Health, HealthLog
+from executor.lane import LaneState
+from executor.lanes import Lanes
 from executor.model import check_length
 from executor.plan import Limits, plan_round
-from executor.request import Acceptance
+from executor.stats import RoundTime, Stats
+from executor.verifying import Verifying
 from ipc.codec import MAX_ARRAY_LENGTH
-from ipc.messages import (
-    Close,
-    Draft,
-    Drafted,
-    DraftItem,
-    Open,
-    OpenedSequence,
-    Verified,
-    Verify,
-    VerifyItem,
-)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from executor.config import Timeouts
+    from executor.config import Recovery, Timeouts
     from executor.lane import Lane
     from executor.plan import Step
     from executor.request import Request
-    from ipc.messages import DraftedItem, LaneSpec, VerifiedItem, Vocabulary
+    from ipc.messages import LaneName, LaneSpec, Vocabulary
 
 log = logging.getLogger("speclane")
 
 _IDLE_SECONDS = 60.0
-_ROUNDS_KEPT = 4096
-
-
-class RoundTime(NamedTuple):
-    """One round, in nanoseconds: as a whole, and how long each lane computed in it."""
-
-    total: int
-    draft: int
-    verify: int
-    sequences: int
-
-
-@dataclass(slots=True)
-class Stats:
-    """Totals since start: drafts `invalid` for what they held, drafts `missed` because they did not come."""
-
-    acceptance: Acceptance = field(default_factory=Acceptance)
-    invalid: int = 0
-    missed: int = 0
-    rounds: int = 0
-    round_times: deque[RoundTime] = field(default_factory=lambda: deque(maxlen=_ROUNDS_KEPT))
 
 
 class Coordinator:
-    def __init__(self, specs: Sequence[LaneSpec], k: int, timeouts: Timeouts, max_model_len: int) -> None:
+    def __init__(
+        self, specs: Sequence[LaneSpec], k: int, timeouts: Timeouts, recovery: Recovery, max_model_len: int
+    ) -> None:
         """`specs`: the target's first, then the speculator's if there is one. Lengths in tokens: `k` of the
         longest draft, `max_model_len` of the longest sequence. Raises InvalidConfig or SpeclaneError."""
         self._k = k
-        self._timeouts = timeouts
+        self._load_seconds = timeouts.load
+        self._strikes = recovery.strikes
         self._max_sequences = specs[0].max_sequences
         self._inbox: deque[Request] = deque()
+        self._errands: deque[Callable[[], None]] = deque()
         self._running: list[Request] = []
-        self._orders = 0
         self._started = threading.Event()
         self._ended = threading.Event()
         self._failure: SpeclaneError | None = None
-        self._lock = threading.Lock()  # guards `_inbox` against the moment of failure
-        self._lanes = Lanes(specs)
+        self._lock = threading.Lock()  # guards what callers leave here against the moment of failure
+        self._lanes = Lanes(specs, timeouts, recovery)
+        self.stats = Stats()
+        self._drafting = Drafting(self._lanes, timeouts.draft, self.stats)
+        self._verifying = Verifying(self._lanes, timeouts.verify)
+        self._speculates = len(specs) > 1
+        self._health = HealthLog()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="speclane-coordinator", daemon=True)
-        self.stats = Stats()
         self.max_model_len = min(max_model_len, MAX_ARRAY_LENGTH)  # a history must fit into one message
 
     # ------------------------------------------------------------ any thread
@@ -103,11 +83,7 @@ class Coordinator:
 
     def submit(self, request: Request) -> None:
         """Raises Closed, or what the executor failed of."""
-        with self._lock:
-            if self._failure is not None:
-                raise self._failure
-            self._inbox.append(request)
-            self._lanes.wake()
+        self._leave(lambda: self._inbox.append(request))
 
     def cancel(self, request: Request) -> None:
         """Its outputs end with a Completion that says `cancelled`, unless it ends first."""
@@ -115,6 +91,15 @@ class Coordinator:
         with self._lock:
             if self._failure is None:
                 self._lanes.wake()
+
+    def swap_speculator(self, spec: LaneSpec | None) -> Future[None]:
+        """Load another speculator beside the present one, move over, let the old one go. None: only let it go.
+
+        The future raises InvalidConfig or LaneFailed if the new one cannot serve; then all is as before.
+        """
+        done: Future[None] = Future()
+        self._leave(lambda: self._errands.append(lambda: self._swap(spec, done)))
+        return done
 
     def close(self) -> None:
         """Answer all requests, stop the workers. Idempotent."""
@@ -131,9 +116,27 @@ class Coordinator:
         return self._lanes.all
 
     @property
+    def health(self) -> Health:
+        """What a user may expect now, why, and since when."""
+        return self._health.now
+
+    @property
+    def deaths(self) -> dict[LaneName, int]:
+        """By lane, how often it died after it had served."""
+        return dict(self._lanes.supervisor.deaths)
+
+    @property
     def stale(self) -> int:
         """Replies that came too late or from an earlier order, and were dropped."""
         return self._lanes.counts.stale
+
+    def _leave(self, thing: Callable[[], None]) -> None:
+        """Leave something for the coordinator's thread. Raises Closed, or what the executor failed of."""
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            thing()
+            self._lanes.wake()
 
     # ------------------------------------------------------------ the coordinator's thread
 
@@ -143,8 +146,8 @@ class Coordinator:
             self._start_lanes()
             self._started.set()
             while not self._closing:
-                self._admit()
-                if self._running:
+                self._look_around()
+                if self._running and self._lanes.target.serving:
                     self._round()
                 else:
                     self._lanes.wait(time.monotonic() + _IDLE_SECONDS)
@@ -157,13 +160,24 @@ class Coordinator:
             self._end(failure)
 
     def _start_lanes(self) -> None:
-        self._lanes.start(time.monotonic() + self._timeouts.load)
+        self._lanes.start(time.monotonic() + self._load_seconds)
         target, *others = (lane.ready for lane in self.lanes)
         if target is None:
             return  # closed while starting
+        self._target_vocabulary = target.vocabulary
         self.max_model_len = min(self.max_model_len, target.max_model_len)
         for ready in filter(None, others):
             _check_vocabulary(target.vocabulary, ready.vocabulary)
+
+    def _look_around(self) -> None:
+        """Between rounds: errands, who came and went, lanes. Raises LaneFailed for a target lost."""
+        while self._errands:
+            self._errands.popleft()()
+        self._admit()
+        target = self._lanes.target
+        self._health.note(self._lanes.all, expected=2 if self._speculates else 1, now=time.time())
+        if target.state is LaneState.DOWN and "target" in self._lanes.supervisor.given_up:
+            raise LaneFailed("target", target.down_because, target.stderr_tail)
 
     def _end(self, failure: SpeclaneError) -> None:
         """Everybody who waits gets an answer, then the workers go."""
@@ -171,10 +185,11 @@ class Coordinator:
             self._failure = failure
             unanswered = [*self._running, *self._inbox]
             self._inbox.clear()
+        self._health.end(str(failure), time.time())
         for request in unanswered:
             request.outputs.put(failure)
         try:
-            self._lanes.stop(self._timeouts.stop)
+            self._lanes.stop()
         finally:
             self._started.set()
             self._ended.set()
@@ -196,135 +211,75 @@ class Coordinator:
 
     def _round(self) -> None:
         began = time.perf_counter_ns()
-        busy_before = [lane.busy_ns for lane in self.lanes]
-
         plan = plan_round(self._running, self._limits())
-        drafts = self._draft(plan)
-        verdicts = self._verify(plan, drafts)
-        if verdicts is None:
+        drafts, draft_ns = self._drafting.run(plan, self._target_vocabulary.size)
+        verified = self._verifying.run(plan, drafts, self._target_vocabulary.size)
+        if verified is None:
+            self._give_up(plan)
             return
-        for step in plan:
-            request, draft = step.request, drafts.get(step.request.seq, [])
-            verdict = verdicts[request.seq]
+        verdicts, verify_ns = verified
+        for request, _ in plan:
+            draft, verdict = drafts.get(request.seq, []), verdicts[request.seq]
+            request.strikes = 0
             delta = commit(request, draft, verdict, self.max_model_len)
             request.outputs.put(delta)
             self.stats.acceptance.record(len(draft), verdict.n_accepted)
             if request.finish_reason is not None:
                 self._finish(request)
-
-        busy = [lane.busy_ns - before for lane, before in zip(self.lanes, busy_before, strict=True)]
         self.stats.rounds += 1
         total = time.perf_counter_ns() - began
-        self.stats.round_times.append(RoundTime(total, sum(busy[1:]), busy[0], len(plan)))
-
-    # ------------------------------------------------------------ steps of a round
+        self.stats.round_times.append(RoundTime(total, draft_ns, verify_ns, len(plan)))
 
     def _limits(self) -> Limits:
-        speculator = self._speculator()
-        if speculator is not None and speculator.abandoned and speculator.overdue(self._timeouts.hang):
-            self._lanes.take_down(speculator, f"owed an answer for {self._timeouts.hang:g} s")
+        speculator = self._lanes.speculator
         ready = speculator.ready if speculator is not None and speculator.idle else None
         return Limits(self._k, self.max_model_len, ready.max_model_len if ready is not None else 0)
 
-    def _draft(self, plan: Sequence[Step]) -> dict[int, list[int]]:
-        """Drafts by sequence. One without a draft takes a plain step, whatever became of the speculator."""
-        asked = {step.request.seq: step for step in plan if step.k > 0}
-        speculator = self._speculator()
-        if not asked or speculator is None:
-            return {}
-        self._open(speculator, [step.request for step in asked.values()])
-        items = [
-            DraftItem(r.seq, r.gen, len(r.tokens), self._since(speculator, r), k) for r, k in asked.values()
-        ]
-        self._lanes.ask(speculator, Draft(speculator.epoch, self._next_order(), items))
-        reply = self._lanes.reply(speculator, time.monotonic() + self._timeouts.draft)
-        if isinstance(reply, Drafted):
-            return self._usable_drafts(asked, reply.items)
-        self.stats.missed += len(asked)
-        return {}
-
-    def _usable_drafts(self, asked: dict[int, Step], items: Sequence[DraftedItem]) -> dict[int, list[int]]:
-        """Only what was asked for, of this generation and length, of tokens that the target knows."""
-        target = self.lanes[0].ready
-        assert target is not None, "rounds run after start"
-        drafts = {}
-        for item in items:
-            step = asked.get(item.seq)
-            if step is None or (item.gen, item.base_len) != (step.request.gen, len(step.request.tokens)):
-                self._lanes.counts.stale += 1
-            elif len(item.tokens) > step.k or not _known(item.tokens, target.vocabulary.size):
-                self.stats.invalid += 1
-            else:
-                drafts[item.seq] = item.tokens
-        return drafts
-
-    def _verify(self, plan: Sequence[Step], drafts: dict[int, list[int]]) -> dict[int, VerifiedItem] | None:
-        """A verdict for every sequence of the plan; None when the executor is closing. Raises LaneFailed."""
-        target = self.lanes[0]
-        self._open(target, [step.request for step in plan])
-        items = [
-            VerifyItem(r.seq, r.gen, len(r.tokens), self._since(target, r), drafts.get(r.seq, []))
-            for r, _ in plan
-        ]
-        self._lanes.ask(target, Verify(target.epoch, self._next_order(), items))
-        reply = self._lanes.reply(target, time.monotonic() + self._timeouts.verify)
-        if not isinstance(reply, Verified):
-            if reply == NoReply("halted"):
-                return None
-            raise self._target_failed(f"no verdict within {self._timeouts.verify:g} s")
-        verdicts = {item.seq: item for item in reply.items}
-        for item in items:
-            self._check_verdict(item, verdicts.get(item.seq))
-        return verdicts
-
-    def _check_verdict(self, asked: VerifyItem, verdict: VerifiedItem | None) -> None:
-        target = self.lanes[0]
-        assert target.ready is not None, "rounds run after start"
-        if (
-            verdict is None
-            or (verdict.gen, verdict.base_len) != (asked.gen, asked.base_len)
-            or not 0 <= verdict.n_accepted <= len(asked.draft)
-            or not 0 <= verdict.next_token < target.ready.vocabulary.size
-            or len(verdict.logprobs) not in (0, verdict.n_accepted + 1)
-        ):
-            raise self._target_failed(f"impossible verdict {verdict} on {asked}")
-
-    def _target_failed(self, reason: str) -> LaneFailed:
-        """Takes the target down, unless it is down already for a reason of its own."""
-        target = self.lanes[0]
-        self._lanes.take_down(target, reason)
-        return LaneFailed("target", target.down_because, target.stderr_tail)
+    def _give_up(self, plan: Sequence[Step]) -> None:
+        """A request over which the target dies again and again fails alone."""
+        for request, _ in plan:
+            if request.strikes >= self._strikes:
+                self._running.remove(request)
+                dialogue.forget(self._lanes, request)
+                reason = self._lanes.target.down_because
+                failed = RequestFailed(f"the target died {request.strikes} times in a row over it: {reason}")
+                request.outputs.put(failed)
 
     def _finish(self, request: Request) -> None:
         (self._running if request in self._running else self._inbox).remove(request)
-        for lane in self.lanes:
-            if lane.told.pop(request.seq, None) is not None:
-                self._lanes.tell(lane, Close(lane.epoch, [request.seq]))
+        dialogue.forget(self._lanes, request)
         request.outputs.put(request.completion())
 
-    # ------------------------------------------------------------ what a lane knows
+    # ------------------------------------------------------------ another speculator
 
-    def _open(self, lane: Lane, requests: Sequence[Request]) -> None:
-        """Tell a lane of sequences it has not met, all committed tokens at once."""
-        for r in requests:
-            if r.seq not in lane.told:
-                # A message each, since frames are capped and long histories together could pass the cap.
-                opened = OpenedSequence(r.seq, r.gen, r.tokens, r.prompt_len, r.spec)
-                self._lanes.tell(lane, Open(lane.epoch, [opened]))
-                lane.told[r.seq] = len(r.tokens)
+    def _swap(self, spec: LaneSpec | None, done: Future[None]) -> None:
+        if spec is None:
+            self._speculates = False
+            if (speculator := self._lanes.supervisor.dismiss("speculator")) is not None:
+                self._lanes.retire(speculator)
+            done.set_result(None)
+            return
+        try:
+            self._lanes.supervisor.bring_in(spec, lambda lane: self._move_over(lane, done))
+        except LaneFailed as error:
+            done.set_exception(error)
 
-    def _since(self, lane: Lane, request: Request) -> list[int]:
-        """The committed tokens that are news to a lane, which are none any more once this is sent."""
-        known = lane.told[request.seq]
-        lane.told[request.seq] = len(request.tokens)
-        return request.tokens[known:]
-
-    def _speculator(self) -> Lane | None:
-        return self.lanes[1] if len(self.lanes) > 1 else None
-
-    def _next_order(self) -> int:
-        self._orders += 1
-        return self._orders
+    def _move_over(self, lane: Lane, done: Future[None]) -> None:
+        """The new speculator serves, or is down. It is brought up to date like one that was restarted."""
+        if not lane.serving or lane.ready is None:
+            done.set_exception(LaneFailed(lane.name, lane.down_because, lane.stderr_tail))
+            return
+        try:
+            _check_vocabulary(self._target_vocabulary, lane.ready.vocabulary)
+        except InvalidConfig as error:
+            self._lanes.retire(lane)
+            done.set_exception(error)
+            return
+        self._speculates = True
+        before = self._lanes.supervisor.replace(lane)
+        if before is not None:
+            self._lanes.retire(before)
+        done.set_result(None)
 
 
 def _check_vocabulary(target: Vocabulary, speculator: Vocabulary) -> None:
@@ -338,7 +293,3 @@ def _check_vocabulary(target: Vocabulary, speculator: Vocabulary) -> None:
             f"speculator {speculator.size} ({speculator.fingerprint[:12]}); "
             "use a speculator with the target's tokenizer, or --speculator ngram",
         )
-
-
-def _known(tokens: Sequence[int], vocabulary_size: int) -> bool:
-    return not tokens or (min(tokens) >= 0 and max(tokens) < vocabulary_size)

@@ -33,5 +33,9 @@ class LaneFailed(SpeclaneError):
         self.stderr_tail = stderr_tail
 
 
+class RequestFailed(SpeclaneError):
+    """A request was given up, alone: the target died each time that it was verified."""
+
+
 class Closed(SpeclaneError):
     """The executor was closed while, or before, the request ran."""

@@ -1,8 +1,10 @@
-"""One lane as the coordinator sees it: its state, what is in flight, and what it has been told."""
+"""One incarnation of a lane as the coordinator sees it: its state, what is in flight, and what it was told.
+
+A lane that is started again is a new object with a new epoch: nothing of the old one can be taken for its own.
+"""
 
 from __future__ import annotations
 
-import time
 import uuid
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -19,31 +21,43 @@ class LaneState(StrEnum):
     STARTING = "starting"
     SERVING = "serving"
     STOPPING = "stopping"
+    """Was told to stop; its end is no accident."""
+    CONDEMNED = "condemned"
+    """Hangs, and is being ended: a dump of where it is, SIGABRT, SIGKILL."""
     DOWN = "down"
 
 
 class LaneEvent(StrEnum):
     READY = "ready"
     STOP = "stop"
+    CONDEMN = "condemn"
     ENDED = "ended"
 
+
+_S, _E = LaneState, LaneEvent
 
 LANE_TABLE: Table[LaneState, LaneEvent] = Table(
     "lane",
     {
-        (LaneState.STARTING, LaneEvent.READY): LaneState.SERVING,
-        (LaneState.STARTING, LaneEvent.STOP): LaneState.STOPPING,
-        (LaneState.STARTING, LaneEvent.ENDED): LaneState.DOWN,
-        (LaneState.SERVING, LaneEvent.STOP): LaneState.STOPPING,
-        (LaneState.SERVING, LaneEvent.ENDED): LaneState.DOWN,
-        (LaneState.STOPPING, LaneEvent.STOP): LaneState.STOPPING,
-        (LaneState.STOPPING, LaneEvent.ENDED): LaneState.DOWN,
+        (_S.STARTING, _E.READY): _S.SERVING,
+        (_S.STARTING, _E.STOP): _S.STOPPING,
+        (_S.STARTING, _E.CONDEMN): _S.CONDEMNED,
+        (_S.STARTING, _E.ENDED): _S.DOWN,
+        (_S.SERVING, _E.STOP): _S.STOPPING,
+        (_S.SERVING, _E.CONDEMN): _S.CONDEMNED,
+        (_S.SERVING, _E.ENDED): _S.DOWN,
+        (_S.STOPPING, _E.STOP): _S.STOPPING,
+        (_S.STOPPING, _E.CONDEMN): _S.STOPPING,
+        (_S.STOPPING, _E.ENDED): _S.DOWN,
+        (_S.CONDEMNED, _E.STOP): _S.CONDEMNED,
+        (_S.CONDEMNED, _E.CONDEMN): _S.CONDEMNED,
+        (_S.CONDEMNED, _E.ENDED): _S.DOWN,
     },
 )
 
 
 class Lane:
-    """Holds no decision: the shell around it (executor.lanes) moves it, the coordinator reads it."""
+    """Holds no decision: the supervisor moves it, the coordinator reads it. Times are of time.monotonic."""
 
     def __init__(self, spec: LaneSpec) -> None:
         self.spec = spec
@@ -58,14 +72,16 @@ class Lane:
         self.reply: Drafted | Verified | None = None
         self.in_flight: int | None = None
         self.abandoned = False
-        """The order in flight missed its deadline: its reply, if it ever comes, is stale."""
+        """Nobody waits for the order in flight any more: its reply, when it comes, is stale."""
         self.down_because = ""
         self.stderr_tail = ""
         self.told: dict[int, int] = {}
         """Per open sequence, how many committed tokens the lane knows."""
         self.busy_ns = 0
         self.orders = 0
+        self.started_at = 0.0
         self.asked_at = 0.0
+        self.heard_at = 0.0
 
     @property
     def serving(self) -> bool:
@@ -75,10 +91,6 @@ class Lane:
     def idle(self) -> bool:
         """Takes an order now."""
         return self.serving and self.link.state is LinkState.IDLE
-
-    def overdue(self, seconds: float) -> bool:
-        """Whether the order in flight was sent so long ago."""
-        return self.in_flight is not None and time.monotonic() - self.asked_at > seconds
 
     def step(self, event: LaneEvent) -> None:
         self.state = LANE_TABLE.step(self.state, event)

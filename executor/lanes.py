@@ -1,12 +1,11 @@
-"""The lanes' shell: starts the workers, carries orders and facts, notices deaths. Owns hub and processes.
+"""The lanes' shell: carries orders and facts between the coordinator and whom the supervisor keeps running.
 
 Knows nothing of requests or tokens. Every wait has a deadline; what did not come is a value, NoReply.
-Everything here runs in the coordinator's thread.
+Everything here runs in the coordinator's thread, except `wake` and `halt`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import resource
@@ -16,9 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from executor.errors import InvalidConfig, LaneFailed, SpeclaneError
-from executor.lane import Lane, LaneEvent, LaneState
-from executor.process import WorkerProcess, describe_exit
+from executor.lane import Lane, LaneState
 from executor.rundir import RunDir
+from executor.supervisor import Supervisor
 from ipc.channel import Arrived, Garbled, Hub, Readable
 from ipc.errors import PeerGone, ProtocolError, WireError
 from ipc.messages import (
@@ -36,16 +35,17 @@ from ipc.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
+    from executor.config import Recovery, Timeouts
     from ipc.channel import Event
     from ipc.messages import Fact, LaneSpec, Order
 
 log = logging.getLogger("speclane")
 
 _LAST_WORDS_SECONDS = 0.1
-_DESCRIPTORS = 32
-"""Open files that two lanes take at most, with some to spare."""
+_DESCRIPTORS = 64
+"""Open files that the lanes and their successors take at most, with some to spare."""
 
 
 class NoReply(NamedTuple):
@@ -64,7 +64,7 @@ class WireCounts:
 
 
 class Lanes:
-    def __init__(self, specs: Iterable[LaneSpec]) -> None:
+    def __init__(self, specs: Sequence[LaneSpec], timeouts: Timeouts, recovery: Recovery) -> None:
         """Raises InvalidConfig if there is no place for the socket, SpeclaneError for want of descriptors."""
         _check_descriptors()
         with ExitStack() as undo:
@@ -75,53 +75,54 @@ class Lanes:
             self._alarm, self._call = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             self._hub.watch(self._alarm)
             undo.pop_all()
-        self.all = [Lane(spec) for spec in specs]
+        self.supervisor = Supervisor(self._hub, specs, timeouts, recovery)
+        self.supervisor.on_change = self._changed
         self.counts = WireCounts()
-        self._by_identity = {lane.identity: lane for lane in self.all}
-        self._by_pidfd: dict[int, Lane] = {}
         self._woken = False
         self._halted = False
+
+    @property
+    def target(self) -> Lane:
+        return self.supervisor.current["target"]
+
+    @property
+    def speculator(self) -> Lane | None:
+        return self.supervisor.current.get("speculator")
+
+    @property
+    def all(self) -> list[Lane]:
+        """The current incarnations, the target's first."""
+        return list(self.supervisor.current.values())
 
     # ------------------------------------------------------------ start and stop
 
     def start(self, deadline: float) -> None:
-        """Start all workers and wait until they serve. Raises LaneFailed."""
-        for lane in self.all:
-            try:
-                lane.process = WorkerProcess(lane.name, lane.epoch, self._hub.endpoint, lane.spec.threads)
-            except OSError as error:
-                raise LaneFailed(lane.name, f"its process cannot be started: {error}") from error
-            self._by_pidfd[lane.process.pidfd] = lane
-            self._hub.watch(lane.process.pidfd)
+        """Start all workers and wait until they serve; from then on they are restarted. Raises LaneFailed."""
+        self.supervisor.start_all()
         while waiting := [lane for lane in self.all if not lane.serving]:
             for lane in waiting:
-                if lane.state is LaneState.DOWN:
+                if lane.state in (LaneState.DOWN, LaneState.CONDEMNED):
                     raise LaneFailed(lane.name, lane.down_because, lane.stderr_tail)
             if self._halted:
                 return
-            if not self._turn(deadline):
-                raise LaneFailed(waiting[0].name, f"not ready in time, still in phase {waiting[0].phase}")
+            self._turn(deadline)
+        self.supervisor.restarting = True
+        self.supervisor.start_standby()
 
-    def stop(self, seconds: float) -> None:
-        """Let every worker finish its order and exit; kill what has not after `seconds`. Frees everything.
+    def stop(self) -> None:
+        """End all workers, give them time to do it themselves. Frees everything.
 
         Nothing may be called after it, `wake` and `halt` included.
         """
-        for lane in self.all:
-            if lane.state is not LaneState.DOWN:
-                lane.step(LaneEvent.STOP)
-                self._post(lane, Stop(lane.epoch))
-        deadline = time.monotonic() + seconds
-        for lane in self.all:
-            if lane.process is not None:
-                if lane.process.wait(deadline) is None:
-                    log.warning("%s lane did not stop within %g s and is killed", lane.name, seconds)
-                    lane.process.kill()
-                self._bury(lane, "stopped")
+        self.supervisor.stop(self._tell_stop)
         self._hub.close()
         os.close(self._alarm)
         os.close(self._call)
         self._rundir.remove()
+
+    def retire(self, lane: Lane) -> None:
+        """Let a lane go that is not needed any more."""
+        self.supervisor.retire(lane, self._tell_stop)
 
     def wake(self) -> None:
         """End the `wait` that runs, or the next one. May be called from any thread."""
@@ -162,27 +163,25 @@ class Lanes:
         return fact
 
     def wait(self, deadline: float) -> None:
-        """Handle what comes until somebody wakes us or the deadline passes."""
+        """Handle what comes until somebody wakes us, a lane's state changes, or the deadline passes."""
         while not (self._woken or self._halted) and self._turn(deadline):
             pass
         self._woken = False
 
-    def take_down(self, lane: Lane, reason: str) -> None:
-        """Kill a lane that cannot be trusted any more."""
-        if lane.process is not None:
-            lane.process.kill()
-            lane.process.wait(time.monotonic() + 5.0)
-        self._bury(lane, reason)
-
     # ------------------------------------------------------------ events
 
     def _turn(self, deadline: float) -> bool:
-        """Handle one event; False if none came before the deadline."""
-        event = self._hub.receive(deadline)
-        if event is None:
-            return False
-        self._handle(event)
-        return True
+        """Handle one event, or do what is due; False if nothing came before the deadline."""
+        event = self._hub.receive(min(deadline, self.supervisor.next_tick))
+        if event is not None:
+            self._handle(event)
+        now = time.monotonic()
+        if now >= self.supervisor.next_tick:
+            self.supervisor.tick(now)
+        return event is not None or now < deadline
+
+    def _changed(self) -> None:
+        self._woken = True
 
     def _handle(self, event: Event) -> None:
         match event:
@@ -190,23 +189,25 @@ class Lanes:
                 os.read(fd, 4096)
                 self._woken = True
             case Readable(fd):
-                self._ended(self._by_pidfd[fd])
+                if (lane := self.supervisor.by_pidfd(fd)) is not None:
+                    self._ended(lane)
             case Garbled(identity, reason):
                 self.counts.garbled += 1
-                if (lane := self._by_identity.get(identity)) is not None:
-                    self.take_down(lane, f"sent a malformed frame ({reason})")
+                if (lane := self.supervisor.by_identity.get(identity)) is not None:
+                    self.supervisor.take_down(lane, f"sent a malformed frame ({reason})")
             case Arrived(identity, fact):
-                lane = self._by_identity.get(identity)
+                lane = self.supervisor.by_identity.get(identity)
                 if lane is None or fact.epoch != lane.epoch:
                     self.counts.strangers += 1
                 else:
                     self._arrived(lane, fact)
 
     def _arrived(self, lane: Lane, fact: Fact) -> None:
+        lane.heard_at = time.monotonic()
         try:
             lane.link.passed(fact)
         except ProtocolError as error:
-            self.take_down(lane, str(error))
+            self.supervisor.take_down(lane, str(error))
             return
         match fact:
             case Greeted():
@@ -216,23 +217,28 @@ class Lanes:
                 megabytes = fact.resident_bytes / 1e6
                 log.info("%s %s in %.2f s, %.0f MB resident", lane.name, fact.phase, fact.seconds, megabytes)
             case Ready():
-                lane.ready, lane.phase = fact, "serve"
-                lane.step(LaneEvent.READY)
-                for note in fact.notes:
-                    log.info("%s: %s", lane.name, note)
+                self._ready(lane, fact)
             case Drafted() | Verified():
                 self._answered(lane, fact)
             case Failed():
                 # It exits by itself, but until it is seen to, it must not look like a lane that takes orders.
-                self.take_down(lane, fact.message)
+                self.supervisor.take_down(lane, fact.message)
 
     def _greet(self, lane: Lane, fact: Greeted) -> None:
         if fact.wire_version != WIRE_VERSION:
-            self.take_down(lane, f"speaks wire version {fact.wire_version}, this is {WIRE_VERSION}")
+            reason = f"speaks wire version {fact.wire_version}, this is {WIRE_VERSION}"
+            self.supervisor.take_down(lane, reason)
         elif fact.lane != lane.name:
-            self.take_down(lane, f"greets as {fact.lane}")
+            self.supervisor.take_down(lane, f"greets as {fact.lane}")
         else:
             self._post(lane, Configure(lane.epoch, lane.spec))
+
+    def _ready(self, lane: Lane, fact: Ready) -> None:
+        lane.ready, lane.phase = fact, "serve"
+        for note in fact.notes:
+            log.info("%s: %s", lane.name, note)
+        if lane.state is LaneState.STARTING:
+            self.supervisor.ready(lane)
 
     def _answered(self, lane: Lane, fact: Drafted | Verified) -> None:
         lane.busy_ns += fact.busy_ns
@@ -242,8 +248,11 @@ class Lanes:
             lane.reply = fact
         lane.in_flight = None
 
+    def _tell_stop(self, lane: Lane) -> None:
+        self._post(lane, Stop(lane.epoch))
+
     def _post(self, lane: Lane, order: Order) -> None:
-        if lane.state is LaneState.DOWN:
+        if lane.process is None:
             return
         try:
             lane.link.passed(order)
@@ -255,40 +264,22 @@ class Lanes:
         """It takes no orders. If it died, that is the reason to give, and it may have said why."""
         if lane.process is None:
             return
-        if lane.state is LaneState.STOPPING:
+        if lane.state in (LaneState.STOPPING, LaneState.CONDEMNED):
             lane.process.kill()  # who cannot be told to stop has not begun to serve, or is gone already
         elif lane.process.wait(time.monotonic() + _LAST_WORDS_SECONDS) is not None:
             self._ended(lane)
         else:
-            self.take_down(lane, symptom)
+            self.supervisor.take_down(lane, symptom)
 
     def _ended(self, lane: Lane) -> None:
-        """The process is gone; what it said last may still be on the way."""
-        self._hub.unwatch(self._pidfd(lane))
-        deadline = time.monotonic() + _LAST_WORDS_SECONDS
-        while not lane.down_because and self._turn(deadline):
-            pass
-        self._bury(lane, "")
-
-    def _bury(self, lane: Lane, reason: str) -> None:
-        process, lane.process = lane.process, None
-        if process is None:
-            return
-        del self._by_pidfd[process.pidfd]
-        with contextlib.suppress(KeyError):  # was unwatched when it ended
-            self._hub.unwatch(process.pidfd)
-        status = process.wait(time.monotonic() + 1.0)
-        exit_text = describe_exit(status) if status is not None else "did not stop in time and was killed"
-        lane.down_because = lane.down_because or reason or exit_text
-        lane.stderr_tail = process.stderr_tail()
-        process.close()
-        if lane.state is not LaneState.STOPPING:
-            log.warning("%s lane is down: %s", lane.name, lane.down_because)
-        lane.step(LaneEvent.ENDED)
-
-    def _pidfd(self, lane: Lane) -> int:
+        """The process is gone. If it went by itself, what it said last may still be on the way."""
         assert lane.process is not None, "only a started lane can end"
-        return lane.process.pidfd
+        self._hub.unwatch(lane.process.pidfd)
+        exited = (lane.process.wait(0.0) or 0) > 0
+        deadline = time.monotonic() + (_LAST_WORDS_SECONDS if exited else 0.0)
+        while not lane.down_because and (event := self._hub.receive(deadline)) is not None:
+            self._handle(event)
+        self.supervisor.bury(lane, "")
 
 
 def _hub(rundir: RunDir) -> Hub:

@@ -103,6 +103,7 @@ class LLM:
                 self._prepared.specs,
                 config.num_speculative_tokens,
                 config.timeouts,
+                config.recovery,
                 self._prepared.max_model_len,
             )
         atexit.register(self.close)

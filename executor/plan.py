@@ -26,11 +26,20 @@ class Step(NamedTuple):
 
 
 def plan_round(running: Sequence[Request], limits: Limits) -> list[Step]:
-    """Every running sequence is verified; each drafts as far as its end and both lanes' contexts allow."""
+    """Every running sequence is verified; each drafts as far as its end and both lanes' contexts allow.
+
+    Sequences during whose verification the target died go alone, the least suspect first, until each has had
+    a verdict: then the one that kills the target is known, and the others live.
+    """
+    suspects = [request for request in running if request.strikes]
+    if suspects:
+        running = [min(suspects, key=lambda request: request.strikes)]
     return [Step(request, _draft_length(request, limits)) for request in running]
 
 
 def _draft_length(request: Request, limits: Limits) -> int:
+    if not request.speculate:
+        return 0
     length = len(request.tokens)
     # A verdict on k drafts commits up to k + 1 tokens, and only the last need not be run by any lane.
     wanted = request.params.max_tokens - request.generated - 1

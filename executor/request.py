@@ -104,6 +104,11 @@ class Request:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     acceptance: Acceptance = field(default_factory=Acceptance)
     cancelled: bool = False
+    strikes: int = 0
+    """How often in a row the target died while this was being verified; above 0 it is a suspect."""
+    draft_strikes: int = 0
+    """The same of the speculator and drafting."""
+    speculate: bool = True
 
     @property
     def generated(self) -> int:

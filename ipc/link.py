@@ -41,12 +41,13 @@ def link_table(lane: LaneName) -> Table[LinkState, str]:
         (_S.IDLE, ask): _S.BUSY,
         (_S.BUSY, answer): _S.IDLE,
         (_S.STOPPING, answer): _S.STOPPING,
+        (_S.STOPPING, "Progressed"): _S.STOPPING,
         (_S.STOPPING, "PhaseReached"): _S.STOPPING,
         (_S.STOPPING, "Ready"): _S.STOPPING,
         (_S.STOPPING, "Stop"): _S.STOPPING,
     }
     for state in (_S.IDLE, _S.BUSY):
-        rows |= {(state, "Open"): state, (state, "Close"): state}
+        rows |= {(state, "Open"): state, (state, "Close"): state, (state, "Progressed"): state}
     for state in (_S.EXPECTED, _S.GREETED, _S.STARTING, _S.IDLE, _S.BUSY):
         rows[state, "Stop"] = _S.STOPPING
     for state in (_S.EXPECTED, _S.GREETED, _S.STARTING, _S.IDLE, _S.BUSY, _S.STOPPING):

@@ -145,7 +145,7 @@ class Open(Message, frozen=True):
 
 
 class Draft(Message, frozen=True):
-    """To the speculator: propose tokens for these sequences."""
+    """To the speculator: propose tokens for these sequences. An item with k = 0 only brings it up to date."""
 
     order: int
     items: list[DraftItem]
@@ -211,6 +211,12 @@ class Verified(Message, frozen=True):
     busy_ns: int
 
 
+class Progressed(Message, frozen=True):
+    """Sent by the worker's own loop while it has no order, `idle_turns` counting up: it does not hang."""
+
+    idle_turns: int
+
+
 class Failed(Message, frozen=True):
     """The worker cannot go on and exits after this. `kind` is one of FAILURE_KINDS."""
 
@@ -221,4 +227,4 @@ class Failed(Message, frozen=True):
 FAILURE_KINDS = ("configuration", "load", "protocol", "memory", "internal")
 
 Order = Configure | Open | Draft | Verify | Close | Stop
-Fact = Greeted | PhaseReached | Ready | Drafted | Verified | Failed
+Fact = Greeted | PhaseReached | Ready | Drafted | Verified | Progressed | Failed

@@ -22,6 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     guard.die_with(args.parent_pid, args.death_fd)
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # where it hangs, asked before it is ended
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's to handle
 
     from workers.session import Session

@@ -24,6 +24,7 @@ from ipc.messages import (
     Greeted,
     Open,
     PhaseReached,
+    Progressed,
     Ready,
     Stop,
     Verified,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from ipc.messages import Fact, LaneName, Order, Phase
 
 CONFIGURE_SECONDS = 60.0
-IDLE_SECONDS = 3600.0
+PROGRESS_SECONDS = 1.0
 _MAX_ERROR_CHARACTERS = 2000
 
 EXIT_CODES = {"internal": 1, "configuration": 2, "load": 3, "protocol": 4, "memory": 5}
@@ -79,11 +80,12 @@ class Session:
         self._phase_reached("warm_up")
         self._configured = True
         self._send(Ready(self._epoch, lane.vocabulary, lane.max_model_len, lane.notes))
-        while True:
-            order = self._receive(IDLE_SECONDS)
-            if isinstance(order, Stop):
-                return
-            if order is not None and (reply := self._obey(lane, order)) is not None:
+        idle_turns = 0
+        while not isinstance(order := self._receive(PROGRESS_SECONDS), Stop):
+            if order is None:
+                idle_turns += 1
+                self._send(Progressed(self._epoch, idle_turns))
+            elif (reply := self._obey(lane, order)) is not None:
                 self._send(reply)
 
     def _obey(self, lane: TargetLane | SpeculatorLane, order: Order) -> Fact | None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from executor.bench.prompts import Prompt
     from executor.config import Config
-    from executor.coordinator import RoundTime
+    from executor.stats import RoundTime
 
 Mode = Literal["off", "sequential"]
 MODES: tuple[Mode, ...] = get_args(Mode)

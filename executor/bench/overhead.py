@@ -17,7 +17,7 @@ from executor.sampling import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from executor.coordinator import RoundTime
+    from executor.stats import RoundTime
 
 _VOCABULARY = 256
 _AGREE = 0.8

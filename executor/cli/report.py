@@ -10,8 +10,8 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from executor.config import Config
-    from executor.coordinator import Stats
     from executor.request import Completion
+    from executor.stats import Stats
 
 
 @dataclass(frozen=True, slots=True)

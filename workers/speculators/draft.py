@@ -42,7 +42,13 @@ class DraftSpeculator:
         self._engine.close(sequence.seq)
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
-        """One token a pass, all sequences in one batch; a sequence leaves it when it has its k tokens."""
+        """One token a pass, all sequences in one batch; a sequence leaves it when it has its k tokens.
+
+        A sequence with k = 0 is only run up to date.
+        """
+        behind = [_window(ask.sequence, (), rows=0) for ask in asks if ask.k == 0]
+        if behind := [window for window in behind if window.tokens]:
+            self._engine.forward(behind)
         proposals: list[list[int]] = [[] for _ in asks]
         for step in range(max((ask.k for ask in asks), default=0)):
             active = [(ask, tokens) for ask, tokens in zip(asks, proposals, strict=True) if ask.k > step]
@@ -54,9 +60,9 @@ class DraftSpeculator:
         return proposals
 
 
-def _window(sequence: LaneSequence, tokens: Sequence[int]) -> Window:
-    start, run = sequence.window(tokens, rows=1)
-    return Window(sequence.seq, start, run, rows=1)
+def _window(sequence: LaneSequence, tokens: Sequence[int], rows: int = 1) -> Window:
+    start, run = sequence.window(tokens, rows)
+    return Window(sequence.seq, start, run, rows)
 
 
 def _draw(sequence: LaneSequence, drafted: int) -> Draw:

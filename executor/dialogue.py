@@ -1,0 +1,48 @@
+"""What a lane has been told of each sequence, and the orders that tell it more.
+
+`lane.told` is the whole memory: a lane that was started again has been told nothing, so it is brought up to date
+by the same orders as one that meets a sequence for the first time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+from ipc.messages import Close, Open, OpenedSequence
+
+if TYPE_CHECKING:
+    from executor.lane import Lane
+    from executor.lanes import Lanes
+    from executor.request import Request
+
+order_numbers = itertools.count(1)
+"""Never used twice, whatever executor and lane."""
+
+
+def open_at(lanes: Lanes, lane: Lane, request: Request, length: int) -> None:
+    """Tell a lane of a sequence that it has not met: its first `length` tokens."""
+    # A message each, since frames are capped and long histories together could pass the cap.
+    tokens = request.tokens[:length]
+    opened = OpenedSequence(request.seq, request.gen, tokens, request.prompt_len, request.spec)
+    lane.told[request.seq] = length
+    lanes.tell(lane, Open(lane.epoch, [opened]))
+
+
+def news(lane: Lane, request: Request, length: int | None = None) -> list[int]:
+    """The committed tokens up to `length` (all) that are news to a lane; none any more once this is sent."""
+    known = lane.told[request.seq]
+    lane.told[request.seq] = len(request.tokens) if length is None else length
+    return request.tokens[known:length]
+
+
+def backlog(lane: Lane, request: Request) -> int:
+    """How many committed tokens the lane has not been told."""
+    return len(request.tokens) - lane.told.get(request.seq, 0)
+
+
+def forget(lanes: Lanes, request: Request) -> None:
+    """Both lanes drop the sequence."""
+    for lane in lanes.all:
+        if lane.told.pop(request.seq, None) is not None:
+            lanes.tell(lane, Close(lane.epoch, [request.seq]))

@@ -1,0 +1,121 @@
+"""The draft step of a round: what the speculator is asked, and which of its answers are used.
+
+A sequence without a usable draft takes a plain step. That is all that a speculator can do to a round, whether it is
+late, dead, starting again, catching up or wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from executor import dialogue
+from executor.lanes import NoReply
+from ipc.messages import Draft, Drafted, DraftItem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from executor.lane import Lane
+    from executor.lanes import Lanes
+    from executor.plan import Step
+    from executor.request import Request
+    from executor.stats import Stats
+    from ipc.messages import DraftedItem
+
+log = logging.getLogger("speclane")
+
+CATCH_UP_TOKENS = 512
+"""A speculator that knows less is first told this many at a time, while the target goes on without it."""
+DRAFT_STRIKES = 3
+"""A sequence during which the speculator died so often in a row is continued without drafts."""
+
+
+class Drafting:
+    def __init__(self, lanes: Lanes, seconds: float, stats: Stats) -> None:
+        """`seconds`: how long a round waits for drafts."""
+        self._lanes = lanes
+        self._seconds = seconds
+        self._stats = stats
+
+    def run(self, plan: Sequence[Step], vocabulary_size: int) -> tuple[dict[int, list[int]], int]:
+        """Usable drafts by sequence, and the nanoseconds that the speculator computed for them."""
+        asked = {step.request.seq: step for step in plan if step.k > 0}
+        speculator = self._lanes.speculator
+        if not asked or speculator is None or not speculator.idle:
+            return {}, 0
+        if self._catch_up(speculator, [step.request for step in asked.values()]):
+            return {}, 0
+        items = []
+        for request, k in asked.values():
+            if request.seq not in speculator.told:
+                dialogue.open_at(self._lanes, speculator, request, len(request.tokens))
+            since = dialogue.news(speculator, request)
+            items.append(DraftItem(request.seq, request.gen, len(request.tokens), since, k))
+        self._lanes.ask(speculator, Draft(speculator.epoch, next(dialogue.order_numbers), items))
+        reply = self._lanes.reply(speculator, time.monotonic() + self._seconds)
+        if isinstance(reply, Drafted):
+            return self._usable(asked, reply.items, vocabulary_size), reply.busy_ns
+        self._stats.missed += len(asked)
+        if reply == NoReply("down"):
+            self._strike([step.request for step in asked.values()])
+        return {}, 0
+
+    def _catch_up(self, speculator: Lane, requests: Sequence[Request]) -> bool:
+        """Whether the speculator was behind and has now been told more. Nobody waits for it to read that."""
+        room = CATCH_UP_TOKENS
+        if sum(dialogue.backlog(speculator, request) for request in requests) <= room:
+            return False
+        items = []
+        for request in requests:
+            take = min(dialogue.backlog(speculator, request), room)
+            if take == 0:
+                continue
+            length = speculator.told.get(request.seq, 0) + take
+            if request.seq not in speculator.told:
+                dialogue.open_at(self._lanes, speculator, request, length)
+            items.append(
+                DraftItem(request.seq, request.gen, length, dialogue.news(speculator, request, length), k=0)
+            )
+            room -= take
+        self._lanes.ask(speculator, Draft(speculator.epoch, next(dialogue.order_numbers), items))
+        speculator.abandoned = True
+        self._stats.catch_ups += 1
+        return True
+
+    def _usable(
+        self, asked: dict[int, Step], items: Sequence[DraftedItem], vocabulary_size: int
+    ) -> dict[int, list[int]]:
+        """Only what was asked for, of this generation and length, of tokens that the target knows."""
+        drafts = {}
+        for item in items:
+            step = asked.get(item.seq)
+            if step is None or (item.gen, item.base_len) != (step.request.gen, len(step.request.tokens)):
+                self._lanes.counts.stale += 1
+                continue
+            step.request.draft_strikes = 0
+            if len(item.tokens) <= step.k and _known(item.tokens, vocabulary_size):
+                drafts[item.seq] = item.tokens
+            else:
+                self._stats.invalid += 1
+                self._quarantine(step.request, f"its draft {item.tokens[:8]} cannot be")
+        return drafts
+
+    def _strike(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            request.draft_strikes += 1
+            if request.draft_strikes >= DRAFT_STRIKES:
+                self._quarantine(
+                    request, f"the speculator died {DRAFT_STRIKES} times in a row while drafting for it"
+                )
+
+    def _quarantine(self, request: Request, reason: str) -> None:
+        if request.speculate:
+            request.speculate = False
+            self._stats.quarantined += 1
+            log.warning("sequence %d goes on without drafts: %s", request.seq, reason)
+
+
+def _known(tokens: Sequence[int], vocabulary_size: int) -> bool:
+    return not tokens or (min(tokens) >= 0 and max(tokens) < vocabulary_size)

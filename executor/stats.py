@@ -1,0 +1,34 @@
+"""Totals of an executor since its start, for whoever watches. Written by the coordinator's thread only."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from executor.request import Acceptance
+
+_ROUNDS_KEPT = 4096
+
+
+class RoundTime(NamedTuple):
+    """One round, in nanoseconds: as a whole, and how long each lane computed in it."""
+
+    total: int
+    draft: int
+    verify: int
+    sequences: int
+
+
+@dataclass(slots=True)
+class Stats:
+    """missed: drafts that did not come. invalid: drafts refused for what they held. catch_ups: orders that
+    only told the speculator more. quarantined: sequences continued without drafts."""
+
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    rounds: int = 0
+    missed: int = 0
+    invalid: int = 0
+    catch_ups: int = 0
+    quarantined: int = 0
+    round_times: deque[RoundTime] = field(default_factory=lambda: deque(maxlen=_ROUNDS_KEPT))

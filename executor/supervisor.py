@@ -1,0 +1,250 @@
+"""Who runs: starts the lanes' workers, ends those that hang, restarts those that died. Owns the processes.
+
+Knows no orders and no tokens. What is due is done by `tick`, so that no wait here ever delays a round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import signal
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from executor.errors import LaneFailed
+from executor.lane import Lane, LaneEvent, LaneState
+from executor.process import WorkerProcess, describe_exit
+from executor.restart import RestartHistory
+from executor.watchdog import silent_too_long
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from executor.config import Recovery, Timeouts
+    from ipc.channel import Hub
+    from ipc.messages import LaneName, LaneSpec
+
+log = logging.getLogger("speclane")
+
+_TICK_SECONDS = 0.5
+_ENDING = ((0.0, signal.SIGUSR1), (0.2, signal.SIGABRT), (1.0, signal.SIGKILL))
+"""How a hung worker is ended: it dumps its stacks, is asked to abort, is killed; seconds after the verdict."""
+
+
+class Supervisor:
+    """`current`: the incarnation of each lane that counts. Others are spares, coming in, or going."""
+
+    def __init__(self, hub: Hub, specs: Sequence[LaneSpec], timeouts: Timeouts, recovery: Recovery) -> None:
+        self._hub = hub
+        self._timeouts = timeouts
+        self._recovery = recovery
+        self._histories = {spec.lane: RestartHistory(recovery.policy) for spec in specs}
+        self._alive: list[Lane] = []
+        self._due: list[tuple[float, Callable[[], None]]] = []
+        self._spares: dict[LaneName, Lane] = {}
+        self._incoming: dict[str, Callable[[Lane], None]] = {}
+        self.current = {spec.lane: Lane(spec) for spec in specs}
+        self.by_identity: dict[str, Lane] = {}
+        self.restarting = False
+        """Whether a lane that dies is started again; not before all have served once."""
+        self.next_tick = 0.0
+        self.deaths: dict[LaneName, int] = {spec.lane: 0 for spec in specs}
+        self.given_up: set[LaneName] = set()
+        self.on_change: Callable[[], None] = lambda: None
+
+    # ------------------------------------------------------------ start
+
+    def start_all(self) -> None:
+        """Raises LaneFailed if a process cannot be started."""
+        for lane in self.current.values():
+            self._spawn(lane)
+
+    def start_standby(self) -> None:
+        """Start a spare for each lane that is to have one."""
+        for name in self._recovery.standby:
+            if name in self.current:
+                self._start_spare(name)
+
+    def bring_in(self, spec: LaneSpec, then: Callable[[Lane], None]) -> None:
+        """Start a lane beside those that run; `then` is called with it when it serves, or when it is down."""
+        lane = Lane(spec)
+        self._incoming[lane.identity] = then
+        self._spawn(lane)
+
+    def _spawn(self, lane: Lane) -> None:
+        try:
+            lane.process = WorkerProcess(lane.name, lane.epoch, self._hub.endpoint, lane.spec.threads)
+        except OSError as error:
+            raise LaneFailed(lane.name, f"its process cannot be started: {error}") from error
+        lane.started_at = lane.heard_at = time.monotonic()
+        self.by_identity[lane.identity] = lane
+        self._alive.append(lane)
+        self._hub.watch(lane.process.pidfd)
+
+    def _start_spare(self, name: LaneName) -> None:
+        if name in self.current:
+            spare = self._spares[name] = Lane(self.current[name].spec)
+            self._spawn(spare)
+
+    # ------------------------------------------------------------ what happens to a lane
+
+    def ready(self, lane: Lane) -> None:
+        lane.step(LaneEvent.READY)
+        if (then := self._incoming.pop(lane.identity, None)) is not None:
+            then(lane)
+        self.on_change()
+
+    def replace(self, lane: Lane) -> Lane | None:
+        """Make a serving lane the current one of its name; returns the one before."""
+        before = self.current.get(lane.name)
+        self.current[lane.name] = lane
+        self._histories.setdefault(lane.name, RestartHistory(self._recovery.policy))
+        self.deaths.setdefault(lane.name, 0)
+        self.given_up.discard(lane.name)
+        self.on_change()
+        return before
+
+    def dismiss(self, name: LaneName) -> Lane | None:
+        """Have no lane of this name any more; returns the one there was."""
+        self.on_change()
+        return self.current.pop(name, None)
+
+    def condemn(self, lane: Lane, reason: str) -> None:
+        """End a lane that hangs, without waiting for it."""
+        lane.down_because = lane.down_because or reason
+        lane.step(LaneEvent.CONDEMN)
+        now = time.monotonic()
+        for delay, number in _ENDING:
+            self._at(now + delay, partial(_signal, lane, number))
+        self.on_change()
+
+    def take_down(self, lane: Lane, reason: str) -> None:
+        """Kill a lane that cannot be trusted any more."""
+        if lane.process is not None:
+            lane.process.kill()
+            lane.process.wait(time.monotonic() + 5.0)
+        self.bury(lane, reason)
+
+    def by_pidfd(self, fd: int) -> Lane | None:
+        """The lane whose process that is."""
+        return next((lane for lane in self._alive if lane.process and lane.process.pidfd == fd), None)
+
+    def bury(self, lane: Lane, reason: str) -> None:
+        """The process has ended, or has been killed: free all that was held for it, and see to its successor."""
+        process, lane.process = lane.process, None
+        if process is None:
+            return
+        self._alive.remove(lane)
+        del self.by_identity[lane.identity]
+        with contextlib.suppress(KeyError):  # was unwatched when it ended
+            self._hub.unwatch(process.pidfd)
+        status = process.wait(time.monotonic() + 1.0)
+        exit_text = describe_exit(status) if status is not None else "did not stop in time and was killed"
+        lane.down_because = lane.down_because or reason or exit_text
+        lane.stderr_tail = process.stderr_tail()
+        process.close()
+        expected = lane.state is LaneState.STOPPING
+        lane.step(LaneEvent.ENDED)
+        if not expected:
+            log.warning("%s lane is down: %s", lane.name, lane.down_because)
+            self._mourn(lane)
+        self.on_change()
+
+    def _mourn(self, lane: Lane) -> None:
+        """Who takes the place of a lane that died."""
+        if (then := self._incoming.pop(lane.identity, None)) is not None:
+            then(lane)
+            return
+        if not self.restarting:
+            return
+        self.deaths[lane.name] += 1
+        now = time.monotonic()
+        is_current = self.current.get(lane.name) is lane
+        spare = self._spares.get(lane.name)
+        if is_current and spare is not None and spare.serving:
+            del self._spares[lane.name]
+            self.current[lane.name] = spare
+            log.warning("%s lane: the spare takes over", lane.name)
+        elif not is_current and spare is not lane:
+            return
+        delay = self._histories[lane.name].died(now, random.random())
+        if delay is None:
+            self.given_up.add(lane.name)
+            log.error("%s lane died too often and is given up", lane.name)
+            return
+        if lane.name in self.current and self.current[lane.name].state is LaneState.DOWN:
+            self._at(now + delay, lambda: self._restart(lane.name))
+            if self._recovery.group == "one_for_all":
+                self._end_others(lane)
+        else:
+            self._at(now + delay, lambda: self._start_spare(lane.name))
+
+    def _end_others(self, lane: Lane) -> None:
+        """Lanes that share a GPU under MPS die of each other's GPU faults: they start again as one group."""
+        for other in list(self.current.values()):
+            if other is not lane and other.state in (LaneState.SERVING, LaneState.STARTING):
+                self.take_down(other, f"ended together with the {lane.name} lane")
+
+    def _restart(self, name: LaneName) -> None:
+        dead = self.current.get(name)
+        if dead is None or dead.state is not LaneState.DOWN:
+            return
+        lane = self.current[name] = Lane(dead.spec)
+        try:
+            self._spawn(lane)
+        except LaneFailed as error:
+            lane.step(LaneEvent.ENDED)
+            lane.down_because = error.reason
+            log.warning("%s", error)
+            self._mourn(lane)
+        self.on_change()
+
+    # ------------------------------------------------------------ time
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        due = [action for at, action in self._due if at <= now]
+        self._due = [(at, action) for at, action in self._due if at > now]
+        for action in due:
+            action()
+        for lane in list(self._alive):
+            if (reason := silent_too_long(lane, self._timeouts, now)) is not None:
+                self.condemn(lane, reason)
+        self.next_tick = min([now + _TICK_SECONDS, *(at for at, _ in self._due)])
+
+    def _at(self, when: float, action: Callable[[], None]) -> None:
+        self._due.append((when, action))
+        self.next_tick = min(self.next_tick, when)
+
+    # ------------------------------------------------------------ stop
+
+    def retire(self, lane: Lane, tell: Callable[[Lane], None]) -> None:
+        """Let a lane go that is not needed any more; it is killed if it does not."""
+        if lane.process is None:
+            return
+        lane.step(LaneEvent.STOP)
+        tell(lane)
+        self._at(time.monotonic() + self._timeouts.stop, partial(_signal, lane, signal.SIGKILL))
+
+    def stop(self, tell: Callable[[Lane], None]) -> None:
+        """Let every worker finish its order and exit; kill what has not in time."""
+        self.restarting = False
+        self._due.clear()
+        self._incoming.clear()
+        for lane in self._alive:
+            lane.step(LaneEvent.STOP)
+            tell(lane)
+        deadline = time.monotonic() + self._timeouts.stop
+        for lane in list(self._alive):
+            assert lane.process is not None, "a lane that is alive has a process"
+            if lane.process.wait(deadline) is None:
+                log.warning("%s lane did not stop within %g s and is killed", lane.name, self._timeouts.stop)
+                lane.process.kill()
+            self.bury(lane, "stopped")
+
+
+def _signal(lane: Lane, number: signal.Signals) -> None:
+    if lane.process is not None:
+        lane.process.kill(number)

@@ -1,0 +1,29 @@
+"""Whether a lane hangs: how long it may be silent in what it does. Pure; times are of one monotonic clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from executor.lane import LaneState
+
+if TYPE_CHECKING:
+    from executor.config import Timeouts
+    from executor.lane import Lane
+
+IDLE_SECONDS = 5.0
+"""An idle worker says every second that its loop turns."""
+
+
+def silent_too_long(lane: Lane, timeouts: Timeouts, now: float) -> str | None:
+    """Why the lane counts as hung, or None."""
+    if lane.state is LaneState.STARTING:
+        if now - lane.started_at > timeouts.load:
+            return f"not ready in time, still in phase {lane.phase} after {timeouts.load:g} s"
+    elif lane.state is LaneState.SERVING:
+        if lane.in_flight is not None:
+            limit, what = (timeouts.verify, "verdict") if lane.name == "target" else (timeouts.hang, "draft")
+            if now - lane.asked_at > limit:
+                return f"no {what} within {limit:g} s"
+        elif now - lane.heard_at > IDLE_SECONDS:
+            return f"idle and silent for {IDLE_SECONDS:g} s"
+    return None
