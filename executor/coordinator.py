@@ -93,7 +93,7 @@ class Coordinator:
                 self._lanes.wake()
 
     def swap_speculator(self, spec: LaneSpec | None) -> Future[None]:
-        """Load another speculator beside the present one, move over, let the old one go. None: only let it go.
+        """Load another speculator beside the present one, move over, let the old one go. None: just the last.
 
         The future raises InvalidConfig or LaneFailed if the new one cannot serve; then all is as before.
         """

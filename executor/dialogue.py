@@ -1,7 +1,7 @@
 """What a lane has been told of each sequence, and the orders that tell it more.
 
-`lane.told` is the whole memory: a lane that was started again has been told nothing, so it is brought up to date
-by the same orders as one that meets a sequence for the first time.
+`lane.told` is the whole memory: a lane that was started again has been told nothing, so it is brought up to
+date by the same orders as one that meets a sequence for the first time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The draft step of a round: what the speculator is asked, and which of its answers are used.
 
-A sequence without a usable draft takes a plain step. That is all that a speculator can do to a round, whether it is
-late, dead, starting again, catching up or wrong.
+A sequence without a usable draft takes a plain step. That is all that a speculator can do to a round, whether
+it is late, dead, starting again, catching up or wrong.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Drafting:
 
     def run(self, plan: Sequence[Step], vocabulary_size: int) -> tuple[dict[int, list[int]], int]:
         """Usable drafts by sequence, and the nanoseconds that the speculator computed for them."""
-        asked = {step.request.seq: step for step in plan if step.k > 0}
+        steps = _suspects_alone([step for step in plan if step.k > 0])
+        asked = {step.request.seq: step for step in steps}
         speculator = self._lanes.speculator
         if not asked or speculator is None or not speculator.idle:
             return {}, 0
@@ -107,7 +108,7 @@ class Drafting:
             request.draft_strikes += 1
             if request.draft_strikes >= DRAFT_STRIKES:
                 self._quarantine(
-                    request, f"the speculator died {DRAFT_STRIKES} times in a row while drafting for it"
+                    request, f"the speculator died {request.draft_strikes} times in a row over it"
                 )
 
     def _quarantine(self, request: Request, reason: str) -> None:
@@ -115,6 +116,12 @@ class Drafting:
             request.speculate = False
             self._stats.quarantined += 1
             log.warning("sequence %d goes on without drafts: %s", request.seq, reason)
+
+
+def _suspects_alone(steps: list[Step]) -> list[Step]:
+    """After the speculator died over several sequences, each is drafted for alone until it has had a draft."""
+    suspects = [step for step in steps if step.request.draft_strikes]
+    return [min(suspects, key=lambda step: step.request.draft_strikes)] if suspects else steps
 
 
 def _known(tokens: Sequence[int], vocabulary_size: int) -> bool:

@@ -1,4 +1,4 @@
-"""What a user may expect of the executor now, why, and since when. Pure; times are seconds since the epoch."""
+"""What a user may expect of the executor now, why, since when. Pure; times are seconds since the epoch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One incarnation of a lane as the coordinator sees it: its state, what is in flight, and what it was told.
 
-A lane that is started again is a new object with a new epoch: nothing of the old one can be taken for its own.
+A lane that is started again is a new object with a new epoch: nothing of the old one can pass for its own.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ log = logging.getLogger("speclane")
 
 _TICK_SECONDS = 0.5
 _ENDING = ((0.0, signal.SIGUSR1), (0.2, signal.SIGABRT), (1.0, signal.SIGKILL))
-"""How a hung worker is ended: it dumps its stacks, is asked to abort, is killed; seconds after the verdict."""
+"""How a hung worker is ended, in seconds after the verdict: it dumps its stacks, must abort, is killed."""
 
 
 class Supervisor:
@@ -132,7 +132,7 @@ class Supervisor:
         return next((lane for lane in self._alive if lane.process and lane.process.pidfd == fd), None)
 
     def bury(self, lane: Lane, reason: str) -> None:
-        """The process has ended, or has been killed: free all that was held for it, and see to its successor."""
+        """The process has ended or was killed: free all that was held for it, and see to its successor."""
         process, lane.process = lane.process, None
         if process is None:
             return

@@ -28,7 +28,7 @@ class Verifying:
     ) -> tuple[dict[int, VerifiedItem], int] | None:
         """A verdict for every sequence of the plan, and the nanoseconds that the target computed.
 
-        None if there will be none: the target is gone, or the executor is closing. A target that died over them
+        None if there will be none: the target is gone, or the executor is closing. If it died over them, that
         is a strike for each; nothing is committed, and they go on where they were.
         """
         target = self._lanes.target
