@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from executor import models, toy_text
@@ -21,7 +22,6 @@ from ipc.messages import LaneSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from executor.config import Config
     from executor.text import Detokenizes
@@ -99,7 +99,7 @@ class Prepared:
 def prepare(config: Config, progress: Callable[[str], None]) -> Prepared:
     """Find (fetch, convert) the checkpoints. Raises InvalidConfig, one line, before anything is loaded."""
     if config.engine == "toy":
-        return _prepare_toys(config)
+        return _prepare_toys(config, progress)
     target = models.resolve(config.target, field="target", cache_dir=config.cache_dir, progress=progress)
     context = _context(target, "target")
     max_model_len = config.max_model_len or context
@@ -107,20 +107,36 @@ def prepare(config: Config, progress: Callable[[str], None]) -> Prepared:
         raise InvalidConfig(
             "max_model_len", f"max-model-len {max_model_len} is beyond the target's context; try {context}"
         )
-    specs = [_spec(config, "target", config.engine, str(target), max_model_len)]
+    lane = _spec(config, "target", config.engine, str(target), max_model_len)
+    return Prepared(
+        _lanes(lane, speculator_spec(config, lane, progress)), CheckpointText(target), max_model_len
+    )
+
+
+def speculator_spec(
+    config: Config, target: LaneSpec, progress: Callable[[str], None], *, field: str = "speculator"
+) -> LaneSpec | None:
+    """The lane that `config.speculator` asks for beside this target; None for `off`.
+
+    Finds (fetches, converts) its checkpoint and compares vocabularies. Raises InvalidConfig about `field`.
+    """
+    if not config.speculates:
+        return None
     if config.speculator == "ngram":
-        specs.append(_spec(config, "speculator", "ngram", "", max_model_len))
-    elif config.speculates:
-        draft = models.resolve(
-            config.speculator, field="speculator", cache_dir=config.cache_dir, progress=progress
-        )
-        try:
-            vocabulary.check_same(target, draft)
-        except (vocabulary.VocabularyMismatch, ValueError) as error:
-            raise InvalidConfig("speculator", str(error)) from error
-        draft_len = min(max_model_len, _context(draft, "speculator"))
-        specs.append(_spec(config, "speculator", config.engine, str(draft), draft_len))
-    return Prepared(specs, CheckpointText(target), max_model_len)
+        return _spec(config, "speculator", "ngram", "", target.max_model_len)
+    if config.engine == "toy":
+        return _toy_speculator(config, target, field)
+    draft = models.resolve(config.speculator, field=field, cache_dir=config.cache_dir, progress=progress)
+    try:
+        vocabulary.check_same(Path(target.model), draft)
+    except (vocabulary.VocabularyMismatch, ValueError) as error:
+        raise InvalidConfig(field, str(error)) from error
+    draft_len = min(target.max_model_len, _context(draft, field))
+    return _spec(config, "speculator", config.engine, str(draft), draft_len)
+
+
+def _lanes(target: LaneSpec, speculator: LaneSpec | None) -> list[LaneSpec]:
+    return [target] if speculator is None else [target, speculator]
 
 
 def check_prompt(tokens: Sequence[int], vocabulary_size: int, max_model_len: int) -> None:
@@ -170,23 +186,24 @@ def _context(directory: Path, field: str) -> int:
     )
 
 
-def _prepare_toys(config: Config) -> Prepared:
+def _prepare_toys(config: Config, progress: Callable[[str], None]) -> Prepared:
     size = int(_toy_parameter(config.target, "vocabulary", "64", "target"))
     context = int(_toy_parameter(config.target, "context", str(_TOY_CONTEXT), "target"))
     max_model_len = min(config.max_model_len or context, context)
-    specs = [_spec(config, "target", "toy", config.target, max_model_len)]
-    if config.speculator == "ngram":
-        specs.append(_spec(config, "speculator", "ngram", "", max_model_len))
-    elif config.speculates:
-        draft_size = int(_toy_parameter(config.speculator, "vocabulary", "64", "speculator"))
-        if draft_size != size:
-            raise InvalidConfig(
-                "speculator",
-                f"vocabularies differ: target {size} tokens, speculator {draft_size}; "
-                f"try {config.speculator},vocabulary={size}",
-            )
-        specs.append(_spec(config, "speculator", "toy", config.speculator, max_model_len))
-    return Prepared(specs, ToyText(size), max_model_len)
+    lane = _spec(config, "target", "toy", config.target, max_model_len)
+    return Prepared(_lanes(lane, speculator_spec(config, lane, progress)), ToyText(size), max_model_len)
+
+
+def _toy_speculator(config: Config, target: LaneSpec, field: str) -> LaneSpec:
+    size = int(_toy_parameter(target.model, "vocabulary", "64", "target"))
+    draft_size = int(_toy_parameter(config.speculator, "vocabulary", "64", field))
+    if draft_size != size:
+        raise InvalidConfig(
+            field,
+            f"vocabularies differ: target {size} tokens, speculator {draft_size}; "
+            f"try {config.speculator},vocabulary={size}",
+        )
+    return _spec(config, "speculator", "toy", config.speculator, target.max_model_len)
 
 
 def _toy_parameter(text: str, name: str, default: str, field: str) -> str:
