@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -55,12 +56,19 @@ class WorkerProcess:
             self.pidfd = os.pidfd_open(self._popen.pid)
             undo.pop_all()
         self.pid = self._popen.pid
+        self._closed = False
+        self._lock = threading.Lock()  # a closed pidfd's number may already be another lane's
 
-    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        try:
-            signal.pidfd_send_signal(self.pidfd, number)
-        except ProcessLookupError:
-            return
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> bool:
+        """Whether there was a process to take the signal. May be called from any thread."""
+        with self._lock:
+            if self._closed:
+                return False
+            try:
+                signal.pidfd_send_signal(self.pidfd, number)
+            except ProcessLookupError:
+                return False
+            return True
 
     def wait(self, deadline: float) -> int | None:
         """The exit status (negative: the signal), or None if it still runs at `deadline` (time.monotonic)."""
@@ -81,7 +89,9 @@ class WorkerProcess:
             self.kill()
             self._popen.wait()
         os.close(self._lifeline)
-        os.close(self.pidfd)
+        with self._lock:
+            self._closed = True
+            os.close(self.pidfd)
         self._stderr.close()
 
 
