@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from executor.errors import InvalidConfig
 from executor.models import DEFAULT_TARGET
@@ -36,17 +36,8 @@ class Timeouts:
     def __post_init__(self) -> None:
         """Raises InvalidConfig."""
         for name in ("load", "draft", "verify", "hang", "stop"):
-            seconds = getattr(self, name)
-            if (
-                isinstance(seconds, bool)
-                or not isinstance(seconds, int | float)
-                or not 0 < seconds < math.inf
-            ):
-                default = type(self).__dataclass_fields__[name].default
-                raise InvalidConfig(
-                    f"{name}_timeout",
-                    f"{name}-timeout must be a positive number of seconds, got {seconds!r}; try {default:g}",
-                )
+            default: Any = type(self).__dataclass_fields__[name].default
+            check_seconds(f"{name}_timeout", getattr(self, name), default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +127,15 @@ class Config:
 def available_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def check_seconds(name: str, seconds: object, works: float) -> None:
+    """Raises InvalidConfig about `name` for what is no positive number of seconds."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        option = name.replace("_", "-")
+        raise InvalidConfig(
+            name, f"{option} must be a positive number of seconds, got {seconds!r}; try {works:g}"
+        )
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -53,6 +53,7 @@ class Coordinator:
         self._max_sequences = specs[0].max_sequences
         self._inbox: deque[Request] = deque()
         self._errands: deque[Callable[[], None]] = deque()
+        self._swaps: set[Future[None]] = set()
         self._running: list[Request] = []
         self._started = threading.Event()
         self._ended = threading.Event()
@@ -96,9 +97,16 @@ class Coordinator:
         """Load another speculator beside the present one, move over, let the old one go. None: just the last.
 
         The future raises InvalidConfig or LaneFailed if the new one cannot serve; then all is as before.
+        So it is if the future is cancelled in time. Raises Closed, or what the executor failed of.
         """
         done: Future[None] = Future()
-        self._leave(lambda: self._errands.append(lambda: self._swap(spec, done)))
+
+        def leave() -> None:
+            self._swaps.add(done)
+            self._errands.append(lambda: self._swap(spec, done))
+
+        self._leave(leave)
+        done.add_done_callback(self._swaps.discard)
         return done
 
     def close(self) -> None:
@@ -188,6 +196,8 @@ class Coordinator:
         self._health.end(str(failure), time.time())
         for request in unanswered:
             request.outputs.put(failure)
+        for swap in list(self._swaps):
+            _fail(swap, failure)
         try:
             self._lanes.stop()
         finally:
@@ -253,33 +263,40 @@ class Coordinator:
     # ------------------------------------------------------------ another speculator
 
     def _swap(self, spec: LaneSpec | None, done: Future[None]) -> None:
-        if spec is None:
+        if spec is not None:
+            try:
+                self._lanes.supervisor.bring_in(spec, lambda lane: self._move_over(lane, done))
+            except LaneFailed as error:
+                _fail(done, error)
+        elif done.set_running_or_notify_cancel():
             self._speculates = False
-            if (speculator := self._lanes.supervisor.dismiss("speculator")) is not None:
-                self._lanes.retire(speculator)
+            for lane in self._lanes.supervisor.dismiss("speculator"):
+                self._lanes.retire(lane)
             done.set_result(None)
-            return
-        try:
-            self._lanes.supervisor.bring_in(spec, lambda lane: self._move_over(lane, done))
-        except LaneFailed as error:
-            done.set_exception(error)
 
     def _move_over(self, lane: Lane, done: Future[None]) -> None:
         """The new speculator serves, or is down. It is brought up to date like one that was restarted."""
         if not lane.serving or lane.ready is None:
-            done.set_exception(LaneFailed(lane.name, lane.down_because, lane.stderr_tail))
+            _fail(done, LaneFailed(lane.name, lane.down_because, lane.stderr_tail))
             return
         try:
             _check_vocabulary(self._target_vocabulary, lane.ready.vocabulary)
         except InvalidConfig as error:
             self._lanes.retire(lane)
-            done.set_exception(error)
+            _fail(done, error)
+            return
+        if not done.set_running_or_notify_cancel():
+            self._lanes.retire(lane)
             return
         self._speculates = True
-        before = self._lanes.supervisor.replace(lane)
-        if before is not None:
+        for before in self._lanes.supervisor.replace(lane):
             self._lanes.retire(before)
         done.set_result(None)
+
+
+def _fail(swap: Future[None], error: SpeclaneError) -> None:
+    if swap.set_running_or_notify_cancel():  # else nobody wants it any more
+        swap.set_exception(error)
 
 
 def _check_vocabulary(target: Vocabulary, speculator: Vocabulary) -> None:

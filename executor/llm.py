@@ -8,16 +8,17 @@ import logging
 import secrets
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import Progress
 
-from executor.config import Config
+from executor.config import Config, Timeouts, check_seconds
 from executor.coordinator import Coordinator
-from executor.errors import Closed, InvalidRequest, SpeclaneError
-from executor.model import check_prompt, prepare
+from executor.errors import Closed, InvalidConfig, InvalidRequest, LaneFailed, SpeclaneError
+from executor.model import check_prompt, prepare, speculator_spec
 from executor.request import Completion, Delta, Request
 from executor.sampling import SamplingParams
 from executor.text import TextStream
@@ -88,6 +89,8 @@ class LLM:
         self._numbers = itertools.count()
         self._closed = False
         self._lock = threading.Lock()  # guards the making of the coordinator
+        self._speculation = self.config.speculator
+        self._one_swap = threading.Lock()
 
     # ------------------------------------------------------------ life
 
@@ -141,6 +144,37 @@ class LLM:
     def max_model_len(self) -> int:
         """Longest sequence in tokens, prompt included; the target may lower it when it starts."""
         return (self._coordinator or self._prepared).max_model_len
+
+    # ------------------------------------------------------------ another speculator
+
+    @property
+    def speculation(self) -> str:
+        """What drafts now: `off`, `ngram` or a model, as it was named."""
+        return self._speculation
+
+    def swap_speculator(self, model: str, timeout: float | None = None) -> None:
+        """Go on with another speculator: `off`, `ngram` or a model. It loads while the present one serves.
+
+        Texts do not change. timeout: seconds that it may take to serve, once its checkpoint is found; None is
+        the load timeout. Swaps are made one after the other. Raises InvalidConfig (`model`, `timeout`),
+        LaneFailed if it does not come to serve, Closed; then all is as before.
+        """
+        if not isinstance(model, str) or not model:
+            raise InvalidConfig("model", f"model must be off, ngram or a model, got {model!r}; try ngram")
+        config = replace(self.config, speculator=model)
+        seconds = self.config.timeouts.load if timeout is None else timeout
+        check_seconds("timeout", seconds, works=Timeouts().load)
+        self.start()
+        with self._one_swap:
+            spec = speculator_spec(config, self._prepared.specs[0], log.info, field="model")
+            swap = self.coordinator.swap_speculator(spec)
+            try:
+                swap.result(seconds)
+            except TimeoutError:
+                if swap.cancel():
+                    raise LaneFailed("speculator", f"{model} does not serve after {seconds:g} s") from None
+                swap.result()  # it came at the last moment
+            self._speculation = model
 
     # ------------------------------------------------------------ requests
 

@@ -70,8 +70,8 @@ class Supervisor:
     def bring_in(self, spec: LaneSpec, then: Callable[[Lane], None]) -> None:
         """Start a lane beside those that run; `then` is called with it when it serves, or when it is down."""
         lane = Lane(spec)
-        self._incoming[lane.identity] = then
         self._spawn(lane)
+        self._incoming[lane.identity] = then
 
     def _spawn(self, lane: Lane) -> None:
         try:
@@ -96,20 +96,22 @@ class Supervisor:
             then(lane)
         self.on_change()
 
-    def replace(self, lane: Lane) -> Lane | None:
-        """Make a serving lane the current one of its name; returns the one before."""
-        before = self.current.get(lane.name)
+    def replace(self, lane: Lane) -> list[Lane]:
+        """Make a serving lane the current one of its name; returns those to let go, a spare included."""
+        before = self.dismiss(lane.name)
         self.current[lane.name] = lane
         self._histories.setdefault(lane.name, RestartHistory(self._recovery.policy))
         self.deaths.setdefault(lane.name, 0)
         self.given_up.discard(lane.name)
-        self.on_change()
+        if lane.name in self._recovery.standby:
+            self._start_spare(lane.name)
         return before
 
-    def dismiss(self, name: LaneName) -> Lane | None:
-        """Have no lane of this name any more; returns the one there was."""
+    def dismiss(self, name: LaneName) -> list[Lane]:
+        """Have no lane of this name any more; returns those to let go, a spare included."""
         self.on_change()
-        return self.current.pop(name, None)
+        held = self.current.pop(name, None), self._spares.pop(name, None)
+        return [lane for lane in held if lane is not None]
 
     def condemn(self, lane: Lane, reason: str) -> None:
         """End a lane that hangs, without waiting for it."""
