@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from executor.cli import bench, generate, prune, version
+from executor.cli import bench, chaos, generate, prune, version
 from executor.cli.output import log_to_stderr, write
 
 app = typer.Typer(
@@ -32,5 +32,6 @@ def speclane(
 
 app.command()(generate.generate)
 app.command()(prune.prune)
+app.command()(chaos.chaos)
 app.add_typer(bench.app, name="bench")
 app.command()(version.version)

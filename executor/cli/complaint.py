@@ -36,6 +36,7 @@ _EXAMPLES = {
     "load_timeout": 600,
     "draft_timeout": 10,
     "verify_timeout": 120,
+    "hang_timeout": 30,
 }
 """Values that work for options whose default is none of their type."""
 

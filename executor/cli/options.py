@@ -57,6 +57,9 @@ DraftTimeout = Annotated[
 VerifyTimeout = Annotated[
     float | None, _model("SECONDS", "After so long the target counts as failed. [default: 120]")
 ]
+HangTimeout = Annotated[
+    float | None, _model("SECONDS", "After so long without an answer a speculator is ended. [default: 30]")
+]
 
 MaxTokens = Annotated[int, _sampling("N", "Generate at most so many tokens.")]
 Temperature = Annotated[float, _sampling("T", "0 is greedy.")]
@@ -81,7 +84,7 @@ _CONFIG = (
     *("target", "speculator", "engine", "dtype", "device"),
     *("num_speculative_tokens", "max_model_len", "threads"),
 )
-_TIMEOUTS = {name: f"{name}_timeout" for name in ("load", "draft", "verify")}
+_TIMEOUTS = {name: f"{name}_timeout" for name in ("load", "draft", "verify", "hang")}
 _DRAFTING = "num_speculative_tokens", "draft_timeout"
 _PARAMS = (
     *("max_tokens", "min_tokens", "ignore_eos", "logprobs", "seed"),

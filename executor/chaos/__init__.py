@@ -1,0 +1,1 @@
+"""Traffic while lanes are killed, and whether a user could have noticed. The work behind `speclane chaos`."""

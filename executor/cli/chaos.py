@@ -1,0 +1,171 @@
+"""`speclane chaos`: what a user would have noticed of lanes that died."""
+
+import logging
+import math
+import signal
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from executor.cli import options as o
+from executor.cli.output import log, log_to_stderr, note, progress_shown, write_json
+from executor.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from executor.chaos.plan import FaultKind, Plan
+
+_MOST_FAULTS = 1000
+_OFTEN_RIGHT = "agree=0.8"
+
+
+def _faults(text: str) -> Any:
+    return typer.Option(help=text, metavar="N", rich_help_panel="Faults")
+
+
+def _traffic(metavar: str, text: str) -> Any:
+    return typer.Option(help=text, metavar=metavar, rich_help_panel="Traffic")
+
+
+def chaos(
+    ctx: typer.Context,
+    requests: Annotated[int, _traffic("R", "Requests of a round.")] = 64,
+    concurrency: Annotated[int, _traffic("C", "Requests that run at once.")] = 8,
+    minutes: Annotated[float, _traffic("X", "Repeat rounds until so many minutes have passed.")] = 0.0,
+    max_tokens: Annotated[int, _traffic("N", "Tokens of the longest answers.")] = 64,
+    temperature: Annotated[float, _traffic("T", "0 is greedy.")] = 0.0,
+    seed: Annotated[int, _traffic("S", "Same seed, same prompts, samples and faults.")] = 0,
+    kill_speculator: Annotated[int, _faults("Kill the speculator N times in each round.")] = 3,
+    kill_target: Annotated[int, _faults("Kill the target N times in each round.")] = 1,
+    stop_speculator: Annotated[
+        int, _faults("Stop (SIGSTOP) the speculator N times in each round, so that it hangs.")
+    ] = 0,
+    target: o.Target = None,
+    speculator: Annotated[
+        str | None,
+        typer.Option(
+            help="What drafts. If not given, ngram; with --engine toy, a toy that is often right.",
+            metavar="ngram|MODEL",
+            rich_help_panel="Model",
+        ),
+    ] = None,
+    num_speculative_tokens: o.NumSpeculativeTokens = None,
+    engine: o.Engine = "native",
+    dtype: o.Dtype = "bf16",
+    device: o.Device = "auto",
+    max_model_len: o.MaxModelLen = None,
+    threads: o.Threads = None,
+    cache_dir: o.CacheDir = None,
+    load_timeout: o.LoadTimeout = None,
+    draft_timeout: o.DraftTimeout = None,
+    verify_timeout: o.VerifyTimeout = None,
+    hang_timeout: o.HangTimeout = None,
+    as_json: o.Json = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Kill lanes under traffic, and compare every token with an undisturbed run.
+
+    Run it on your own machine, with your own models, before you go live.
+    First the target alone answers all requests. Then rounds of the same
+    requests run with speculation while lanes are killed.
+
+    The status is 1 if a request failed, a token differed, something was left
+    behind, or a lane did not come back to work.
+    """
+    log_to_stderr(verbose=verbose)
+    plan = _plan(ctx.params)
+
+    from executor.chaos.run import measure, prepare
+
+    with progress_shown():
+        prepared = prepare(plan)
+    if not verbose:
+        log.addFilter(_not_on_purpose)
+    try:
+        result = measure(plan, prepared, note)
+    finally:
+        log.removeFilter(_not_on_purpose)
+    if as_json:
+        write_json(result)
+    else:
+        _show(result)
+    if any((result["mismatches"], result["failed"], *result["leaks"].values(), not result["recovered"])):
+        raise typer.Exit(1)
+
+
+def _plan(given: dict[str, Any]) -> "Plan":
+    """Raises InvalidConfig or InvalidRequest before anything is loaded."""
+    from executor.chaos.plan import MIN_ANSWER, RESTARTS, STRIKES, Plan
+    from executor.config import Recovery
+    from executor.sampling import SamplingParams
+
+    o.whole("requests", given["requests"], 1, 1 << 20, 64)
+    o.whole("concurrency", given["concurrency"], 1, 256, 8)
+    o.whole("max_tokens", given["max_tokens"], MIN_ANSWER, 1 << 20, 64)
+    if not 0 <= given["minutes"] < math.inf:
+        raise InvalidConfig("minutes", f"--minutes must be 0 or more, got {given['minutes']}; try 5")
+    SamplingParams(temperature=given["temperature"], seed=given["seed"])
+    faults = _fault_counts(given)
+    config = o.config(
+        given | {"speculator": given["speculator"] or _usual_speculator(given)},
+        max_sequences=given["concurrency"],
+        recovery=Recovery(policy=RESTARTS, strikes=STRIKES),
+    )
+    traffic = {name: given[name] for name in ("requests", "max_tokens", "temperature", "seed", "minutes")}
+    return Plan(config=config, faults=faults, **traffic)
+
+
+def _fault_counts(given: dict[str, Any]) -> "dict[FaultKind, int]":
+    from executor.chaos.plan import FaultKind
+
+    for name in ("kill_speculator", "kill_target", "stop_speculator"):
+        o.whole(name, given[name], 0, _MOST_FAULTS, 3)
+        if given["speculator"] == "off" and given[name] and name != "kill_target":
+            option = "--" + name.replace("_", "-")
+            raise InvalidConfig(name, f"{option} {given[name]} contradicts --speculator off; try {option} 0")
+    return {
+        FaultKind("speculator", signal.SIGKILL): given["kill_speculator"],
+        FaultKind("target", signal.SIGKILL): given["kill_target"],
+        FaultKind("speculator", signal.SIGSTOP): given["stop_speculator"],
+    }
+
+
+def _usual_speculator(given: dict[str, Any]) -> str:
+    if given["engine"] != "toy":
+        return "ngram"
+    return ",".join(filter(None, (given["target"] or "vocabulary=256", _OFTEN_RIGHT)))
+
+
+def _not_on_purpose(record: logging.LogRecord) -> bool:
+    """Lanes that are down are no news here: what came of it is the result."""
+    return record.module != "supervisor" or record.levelno >= logging.ERROR
+
+
+def _show(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_row("requests", f"{result['requests']} in {result['rounds']} rounds, {result['failed']} failed")
+    table.add_row(
+        "tokens", f"{result['tokens']} in {result['seconds']:.1f} s, {result['mismatches']} answers differ"
+    )
+    kills, stops, deaths = result["kills"], result["stops"], result["deaths"]
+    for lane in ("speculator", "target"):
+        told = f"{kills[lane]} killed, {stops.get(lane, 0)} stopped, {deaths[lane]} deaths"
+        table.add_row(lane, f"{told}, {_back(result['events'], lane)}")
+    stalls = result["stall_steps"]
+    table.add_row(
+        "pauses",
+        f"p50 {stalls['p50']:.1f}, p99 {stalls['p99']:.1f}, longest {stalls['max']:.1f} "
+        f"plain steps of {result['step_ms']:.2f} ms",
+    )
+    table.add_row("recovered", "yes" if result["recovered"] else "no")
+    left = ", ".join(f"{count} {kind}" for kind, count in result["leaks"].items() if count)
+    table.add_row("left behind", left or "nothing")
+    table.add_row("memory", f"coordinator {result['rss_drift']:+.1%} since the warm-up")
+    Console().print(table)
+
+
+def _back(events: list[dict[str, Any]], lane: str) -> str:
+    seconds = [e["back_seconds"] for e in events if e["lane"] == lane and e["back_seconds"] is not None]
+    return f"back after at most {max(seconds):.2f} s" if seconds else "never away"
