@@ -6,11 +6,12 @@ it is late, dead, starting again, catching up or wrong.
 
 from __future__ import annotations
 
-import logging
 import time
+from logging import WARNING
 from typing import TYPE_CHECKING
 
 from executor import dialogue
+from executor.events import record
 from executor.lanes import NoReply
 from ipc.messages import Draft, Drafted, DraftItem
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from executor.request import Request
     from executor.stats import Stats
     from ipc.messages import DraftedItem
-
-log = logging.getLogger("speclane")
 
 CATCH_UP_TOKENS = 512
 """A speculator that knows less is first told this many at a time, while the target goes on without it."""
@@ -115,11 +114,11 @@ class Drafting:
         if request.speculate:
             request.speculate = False
             self._stats.quarantined += 1
-            log.warning("sequence %d goes on without drafts: %s", request.seq, reason)
+            record(WARNING, "sequence_quarantined", seq=request.seq, reason=reason)
 
 
 def _suspects_alone(steps: list[Step]) -> list[Step]:
-    """After the speculator died over several sequences, each is drafted for alone until it has had a draft."""
+    """After the speculator died over some sequences, each is drafted for alone until it has had a draft."""
     suspects = [step for step in steps if step.request.draft_strikes]
     return [min(suspects, key=lambda step: step.request.draft_strikes)] if suspects else steps
 

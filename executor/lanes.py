@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from executor.errors import InvalidConfig, LaneFailed, SpeclaneError
+from executor import descriptors
+from executor.errors import InvalidConfig, LaneFailed
 from executor.lane import Lane, LaneState
 from executor.rundir import RunDir
 from executor.supervisor import Supervisor
@@ -66,7 +66,7 @@ class WireCounts:
 class Lanes:
     def __init__(self, specs: Sequence[LaneSpec], timeouts: Timeouts, recovery: Recovery) -> None:
         """Raises InvalidConfig if there is no place for the socket, SpeclaneError for want of descriptors."""
-        _check_descriptors()
+        descriptors.require(_DESCRIPTORS)
         with ExitStack() as undo:
             self._rundir = RunDir()
             undo.callback(self._rundir.remove)
@@ -290,17 +290,3 @@ def _hub(rundir: RunDir) -> Hub:
             "XDG_RUNTIME_DIR",
             f"{error}; set XDG_RUNTIME_DIR to a short directory you can write, such as /tmp",
         ) from error
-
-
-def _check_descriptors() -> None:
-    """Raises SpeclaneError if too few are left. Asked first: libzmq aborts the process when it runs out."""
-    with ExitStack() as opened:
-        try:
-            for _ in range(_DESCRIPTORS):
-                opened.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-        except OSError as error:
-            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            raise SpeclaneError(
-                f"{error.strerror}: fewer than {_DESCRIPTORS} of the limit of {limit} are left; "
-                f"raise it, for example with `ulimit -n {2 * limit}`"
-            ) from error

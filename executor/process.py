@@ -5,12 +5,12 @@ Must be used by a thread that lives as long as the worker: the worker's parent-d
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from contextlib import ExitStack
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ipc.messages import LaneName
 
 _TAIL_BYTES = 4096
+_STDERR_BYTES = 16 << 20
+"""So much of what a worker writes is kept, in memory, before all but its tail is dropped."""
 
 
 def command(lane: LaneName, epoch: str, endpoint: str, death_fd: int) -> list[str]:
@@ -35,8 +37,12 @@ class WorkerProcess:
     def __init__(self, lane: LaneName, epoch: str, endpoint: str, threads: int) -> None:
         """Starts it. Raises OSError."""
         with ExitStack() as undo:
-            # Unlike a pipe, a file cannot fill up and block a talkative worker; this one has no name to stay.
-            self._stderr = undo.enter_context(tempfile.TemporaryFile())
+            # Unlike a pipe, a file cannot fill up and block a talkative worker; this one needs no disk.
+            self._stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
+            undo.callback(os.close, self._stderr)
+            fcntl.fcntl(
+                self._stderr, fcntl.F_SETFL, os.O_APPEND
+            )  # after trim_stderr it starts from the front
             death_fd, self._lifeline = os.pipe2(os.O_CLOEXEC)
             undo.callback(os.close, self._lifeline)
             try:
@@ -79,9 +85,18 @@ class WorkerProcess:
 
     def stderr_tail(self) -> str:
         """The last lines that the worker wrote."""
-        fd = self._stderr.fileno()
-        size = os.fstat(fd).st_size
-        return os.pread(fd, _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace").strip()
+        return self._tail().decode(errors="replace").strip()
+
+    def trim_stderr(self) -> None:
+        """Once it has written too much to keep, forget all but the last lines."""
+        if os.fstat(self._stderr).st_size > _STDERR_BYTES:
+            tail = self._tail()
+            os.ftruncate(self._stderr, 0)
+            os.write(self._stderr, tail)
+
+    def _tail(self) -> bytes:
+        size = os.fstat(self._stderr).st_size
+        return os.pread(self._stderr, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
 
     def close(self) -> None:
         """Ends the worker if it still runs, reaps it and frees all that was held for it."""
@@ -92,7 +107,7 @@ class WorkerProcess:
         with self._lock:
             self._closed = True
             os.close(self.pidfd)
-        self._stderr.close()
+        os.close(self._stderr)
 
 
 def describe_exit(status: int) -> str:

@@ -6,14 +6,17 @@ Knows no orders and no tokens. What is due is done by `tick`, so that no wait he
 from __future__ import annotations
 
 import contextlib
-import logging
 import random
 import signal
 import time
+from collections import Counter
 from functools import partial
+from logging import ERROR, WARNING
 from typing import TYPE_CHECKING
 
-from executor.errors import LaneFailed
+from executor import descriptors
+from executor.errors import LaneFailed, SpeclaneError
+from executor.events import record
 from executor.lane import Lane, LaneEvent, LaneState
 from executor.process import WorkerProcess, describe_exit
 from executor.restart import RestartHistory
@@ -26,9 +29,9 @@ if TYPE_CHECKING:
     from ipc.channel import Hub
     from ipc.messages import LaneName, LaneSpec
 
-log = logging.getLogger("speclane")
-
 _TICK_SECONDS = 0.5
+_DESCRIPTORS = 16
+"""More than a worker costs its coordinator."""
 _ENDING = ((0.0, signal.SIGUSR1), (0.2, signal.SIGABRT), (1.0, signal.SIGKILL))
 """How a hung worker is ended, in seconds after the verdict: it dumps its stacks, must abort, is killed."""
 
@@ -51,6 +54,8 @@ class Supervisor:
         """Whether a lane that dies is started again; not before all have served once."""
         self.next_tick = 0.0
         self.deaths: dict[LaneName, int] = {spec.lane: 0 for spec in specs}
+        self.restarts: Counter[LaneName] = Counter()
+        """How often a lane was started again, or a spare took its place."""
         self.given_up: set[LaneName] = set()
         self.on_change: Callable[[], None] = lambda: None
 
@@ -75,8 +80,9 @@ class Supervisor:
 
     def _spawn(self, lane: Lane) -> None:
         try:
+            descriptors.require(_DESCRIPTORS)
             lane.process = WorkerProcess(lane.name, lane.epoch, self._hub.endpoint, lane.spec.threads)
-        except OSError as error:
+        except (OSError, SpeclaneError) as error:
             raise LaneFailed(lane.name, f"its process cannot be started: {error}") from error
         lane.started_at = lane.heard_at = time.monotonic()
         self.by_identity[lane.identity] = lane
@@ -86,7 +92,15 @@ class Supervisor:
     def _start_spare(self, name: LaneName) -> None:
         if name in self.current:
             spare = self._spares[name] = Lane(self.current[name].spec)
-            self._spawn(spare)
+            self._spawn_again(spare)
+
+    def _spawn_again(self, lane: Lane) -> None:
+        """Like a worker that dies at boot, one that cannot be started is tried again by the policy."""
+        try:
+            self._spawn(lane)
+        except LaneFailed as error:
+            lane.down_because = error.reason
+            self._died(lane, None)
 
     # ------------------------------------------------------------ what happens to a lane
 
@@ -147,12 +161,16 @@ class Supervisor:
         lane.down_because = lane.down_because or reason or exit_text
         lane.stderr_tail = process.stderr_tail()
         process.close()
-        expected = lane.state is LaneState.STOPPING
-        lane.step(LaneEvent.ENDED)
-        if not expected:
-            log.warning("%s lane is down: %s", lane.name, lane.down_because)
-            self._mourn(lane)
+        if lane.state is LaneState.STOPPING:
+            lane.step(LaneEvent.ENDED)
+        else:
+            self._died(lane, process.pid)
         self.on_change()
+
+    def _died(self, lane: Lane, pid: int | None) -> None:
+        lane.step(LaneEvent.ENDED)
+        record(WARNING, "lane_died", lane=lane.name, epoch=lane.epoch, pid=pid, reason=lane.down_because)
+        self._mourn(lane)
 
     def _mourn(self, lane: Lane) -> None:
         """Who takes the place of a lane that died."""
@@ -168,13 +186,14 @@ class Supervisor:
         if is_current and spare is not None and spare.serving:
             del self._spares[lane.name]
             self.current[lane.name] = spare
-            log.warning("%s lane: the spare takes over", lane.name)
+            self.restarts[lane.name] += 1
+            record(WARNING, "lane_promoted", lane=lane.name, epoch=spare.epoch)
         elif not is_current and spare is not lane:
             return
         delay = self._histories[lane.name].died(now, random.random())
         if delay is None:
             self.given_up.add(lane.name)
-            log.error("%s lane died too often and is given up", lane.name)
+            record(ERROR, "lane_given_up", lane=lane.name, deaths=self.deaths[lane.name])
             return
         if lane.name in self.current and self.current[lane.name].state is LaneState.DOWN:
             self._at(now + delay, lambda: self._restart(lane.name))
@@ -194,13 +213,9 @@ class Supervisor:
         if dead is None or dead.state is not LaneState.DOWN:
             return
         lane = self.current[name] = Lane(dead.spec)
-        try:
-            self._spawn(lane)
-        except LaneFailed as error:
-            lane.step(LaneEvent.ENDED)
-            lane.down_because = error.reason
-            log.warning("%s", error)
-            self._mourn(lane)
+        self.restarts[name] += 1
+        record(WARNING, "lane_restarted", lane=name, epoch=lane.epoch, restarts=self.restarts[name])
+        self._spawn_again(lane)
         self.on_change()
 
     # ------------------------------------------------------------ time
@@ -212,6 +227,8 @@ class Supervisor:
         for action in due:
             action()
         for lane in list(self._alive):
+            if lane.process is not None:
+                lane.process.trim_stderr()
             if (reason := silent_too_long(lane, self._timeouts, now)) is not None:
                 self.condemn(lane, reason)
         self.next_tick = min([now + _TICK_SECONDS, *(at for at, _ in self._due)])
@@ -242,7 +259,9 @@ class Supervisor:
         for lane in list(self._alive):
             assert lane.process is not None, "a lane that is alive has a process"
             if lane.process.wait(deadline) is None:
-                log.warning("%s lane did not stop within %g s and is killed", lane.name, self._timeouts.stop)
+                record(
+                    WARNING, "lane_killed", lane=lane.name, epoch=lane.epoch, reason="did not stop in time"
+                )
                 lane.process.kill()
             self.bury(lane, "stopped")
 
