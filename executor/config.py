@@ -49,12 +49,16 @@ class Recovery:
         under MPS must, since a GPU fault of one ends them all.
     standby: lanes with a spare process, loaded and ready to take over.
     strikes: a request during which the target died so many times in a row fails, alone.
+    collapse_rounds, collapse_share: if of the tokens drafted in so many rounds a smaller share than this is
+        accepted, the speculator is started again, once.
     """
 
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     group: Literal["separate", "one_for_all"] = "separate"
     standby: tuple[LaneName, ...] = ()
     strikes: int = 3
+    collapse_rounds: int = 256
+    collapse_share: float = 0.01
 
     def __post_init__(self) -> None:
         """Raises InvalidConfig."""
@@ -62,6 +66,11 @@ class Recovery:
         for lane in self.standby:
             _one_of("standby", lane, get_args(LaneName))
         _whole("strikes", self.strikes, 1, 100, "3")
+        _whole("collapse_rounds", self.collapse_rounds, 1, 1 << 30, "256")
+        if not 0 <= self.collapse_share <= 1:
+            raise InvalidConfig(
+                "collapse_share", f"collapse-share must be from 0 to 1, got {self.collapse_share!r}; try 0.01"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,18 +12,23 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
+from functools import partial
+from logging import WARNING
 from typing import TYPE_CHECKING
 
 from executor import dialogue
+from executor.collapse import Collapse
 from executor.commit import commit
 from executor.drafting import Drafting
-from executor.errors import Closed, InvalidConfig, InvalidRequest, LaneFailed, RequestFailed, SpeclaneError
+from executor.errors import Closed, InvalidRequest, LaneFailed, RequestFailed, SpeclaneError
+from executor.events import record
 from executor.health import Health, HealthLog
 from executor.lane import LaneState
 from executor.lanes import Lanes
 from executor.model import check_length
 from executor.plan import Limits, plan_round
 from executor.stats import RoundTime, Stats
+from executor.swapping import Swapping, check_vocabulary, fail
 from executor.verifying import Verifying
 from ipc.codec import MAX_ARRAY_LENGTH
 
@@ -34,7 +39,7 @@ if TYPE_CHECKING:
     from executor.lane import Lane
     from executor.plan import Step
     from executor.request import Request
-    from ipc.messages import LaneName, LaneSpec, Vocabulary
+    from ipc.messages import LaneName, LaneSpec
 
 log = logging.getLogger("speclane")
 
@@ -63,8 +68,11 @@ class Coordinator:
         self.stats = Stats()
         self._drafting = Drafting(self._lanes, timeouts.draft, self.stats)
         self._verifying = Verifying(self._lanes, timeouts.verify)
+        self._swapping = Swapping(self._lanes, self._swapped)
         self._speculates = len(specs) > 1
         self._health = HealthLog()
+        self._fresh_collapse = partial(Collapse, recovery.collapse_rounds, recovery.collapse_share)
+        self._collapse = self._fresh_collapse()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="speclane-coordinator", daemon=True)
         self.max_model_len = min(max_model_len, MAX_ARRAY_LENGTH)  # a history must fit into one message
@@ -103,7 +111,7 @@ class Coordinator:
 
         def leave() -> None:
             self._swaps.add(done)
-            self._errands.append(lambda: self._swap(spec, done))
+            self._errands.append(lambda: self._swapping.begin(spec, self._target_vocabulary, done))
 
         self._leave(leave)
         done.add_done_callback(self._swaps.discard)
@@ -175,7 +183,7 @@ class Coordinator:
         self._target_vocabulary = target.vocabulary
         self.max_model_len = min(self.max_model_len, target.max_model_len)
         for ready in filter(None, others):
-            _check_vocabulary(target.vocabulary, ready.vocabulary)
+            check_vocabulary(target.vocabulary, ready.vocabulary)
 
     def _look_around(self) -> None:
         """Between rounds: errands, who came and went, lanes. Raises LaneFailed for a target lost."""
@@ -183,7 +191,12 @@ class Coordinator:
             self._errands.popleft()()
         self._admit()
         target = self._lanes.target
-        self._health.note(self._lanes.all, expected=2 if self._speculates else 1, now=time.time())
+        self._health.note(
+            self._lanes.all,
+            expected=2 if self._speculates else 1,
+            now=time.time(),
+            alarm=self._collapse.alarm,
+        )
         if target.state is LaneState.DOWN and "target" in self._lanes.supervisor.given_up:
             raise LaneFailed("target", target.down_because, target.stderr_tail)
 
@@ -197,7 +210,7 @@ class Coordinator:
         for request in unanswered:
             request.outputs.put(failure)
         for swap in list(self._swaps):
-            _fail(swap, failure)
+            fail(swap, failure)
         try:
             self._lanes.stop()
         finally:
@@ -228,17 +241,36 @@ class Coordinator:
             self._give_up(plan)
             return
         verdicts, verify_ns = verified
+        drafted = accepted = 0
         for request, _ in plan:
             draft, verdict = drafts.get(request.seq, []), verdicts[request.seq]
             request.strikes = 0
             delta = commit(request, draft, verdict, self.max_model_len)
             request.outputs.put(delta)
             self.stats.acceptance.record(len(draft), verdict.n_accepted)
+            drafted += len(draft)
+            accepted += verdict.n_accepted
             if request.finish_reason is not None:
                 self._finish(request)
         self.stats.rounds += 1
+        self._watch_acceptance(drafted, accepted)
         total = time.perf_counter_ns() - began
         self.stats.round_times.append(RoundTime(total, draft_ns, verify_ns, len(plan)))
+
+    def _watch_acceptance(self, drafted: int, accepted: int) -> None:
+        speculator = self._lanes.speculator
+        if speculator is None or speculator.spec.engine == "ngram":
+            return  # what a lookup is worth hangs on the text, and starting it again changes nothing
+        stood = bool(self._collapse.alarm)
+        restart = self._collapse.note(speculator.epoch, drafted, accepted)
+        if self._collapse.alarm and not stood:
+            record(WARNING, "acceptance_collapsed", epoch=speculator.epoch, reason=self._collapse.alarm)
+        if restart and speculator.serving:
+            self._lanes.supervisor.take_down(speculator, self._collapse.alarm)
+
+    def _swapped(self) -> None:
+        self._speculates = self._lanes.speculator is not None
+        self._collapse = self._fresh_collapse()
 
     def _limits(self) -> Limits:
         speculator = self._lanes.speculator
@@ -259,54 +291,3 @@ class Coordinator:
         (self._running if request in self._running else self._inbox).remove(request)
         dialogue.forget(self._lanes, request)
         request.outputs.put(request.completion())
-
-    # ------------------------------------------------------------ another speculator
-
-    def _swap(self, spec: LaneSpec | None, done: Future[None]) -> None:
-        if spec is not None:
-            try:
-                self._lanes.supervisor.bring_in(spec, lambda lane: self._move_over(lane, done))
-            except LaneFailed as error:
-                _fail(done, error)
-        elif done.set_running_or_notify_cancel():
-            self._speculates = False
-            for lane in self._lanes.supervisor.dismiss("speculator"):
-                self._lanes.retire(lane)
-            done.set_result(None)
-
-    def _move_over(self, lane: Lane, done: Future[None]) -> None:
-        """The new speculator serves, or is down. It is brought up to date like one that was restarted."""
-        if not lane.serving or lane.ready is None:
-            _fail(done, LaneFailed(lane.name, lane.down_because, lane.stderr_tail))
-            return
-        try:
-            _check_vocabulary(self._target_vocabulary, lane.ready.vocabulary)
-        except InvalidConfig as error:
-            self._lanes.retire(lane)
-            _fail(done, error)
-            return
-        if not done.set_running_or_notify_cancel():
-            self._lanes.retire(lane)
-            return
-        self._speculates = True
-        for before in self._lanes.supervisor.replace(lane):
-            self._lanes.retire(before)
-        done.set_result(None)
-
-
-def _fail(swap: Future[None], error: SpeclaneError) -> None:
-    if swap.set_running_or_notify_cancel():  # else nobody wants it any more
-        swap.set_exception(error)
-
-
-def _check_vocabulary(target: Vocabulary, speculator: Vocabulary) -> None:
-    """Raises InvalidConfig if the lanes do not mean the same by a token id. Size 0: has no own vocabulary."""
-    if speculator.size == 0 or target.fingerprint == speculator.fingerprint:
-        return
-    if (target.fingerprint and speculator.fingerprint) or target.size != speculator.size:
-        raise InvalidConfig(
-            "speculator",
-            f"vocabularies differ: target {target.size} tokens ({target.fingerprint[:12]}), "
-            f"speculator {speculator.size} ({speculator.fingerprint[:12]}); "
-            "use a speculator with the target's tokenizer, or --speculator ngram",
-        )

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import logging
+from logging import INFO
 from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from executor.events import record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from executor.lane import Lane
 
-log = logging.getLogger("speclane")
-
 HealthState = Literal["starting", "healthy", "degraded", "recovering", "failed"]
 
 
 class Health(NamedTuple):
-    """`degraded`: answers without speculation. `recovering`: answers pause until the target is back."""
+    """`degraded`: answers without speculation, or without any use of it. `recovering`: answers pause until
+    the target is back."""
 
     state: HealthState
     reason: str
@@ -29,8 +30,9 @@ class HealthLog:
     def __init__(self) -> None:
         self.now = Health("starting", "", 0.0)
 
-    def note(self, lanes: Sequence[Lane], *, expected: int, now: float) -> None:
-        """`lanes`: the current ones, the target's first; `expected`: how many there should be."""
+    def note(self, lanes: Sequence[Lane], *, expected: int, now: float, alarm: str = "") -> None:
+        """`lanes`: the current ones, the target's first; `expected`: how many there should be; `alarm`:
+        what is wrong with drafts though all serve."""
         target, *others = lanes
         if not target.serving:
             self._become("recovering", f"target lane {target.state}: {target.down_because}", now)
@@ -39,6 +41,8 @@ class HealthLog:
             self._become(
                 "degraded", "; ".join(f"{x.name} lane {x.state}: {x.down_because}" for x in down), now
             )
+        elif alarm:
+            self._become("degraded", alarm, now)
         else:
             self._become("healthy", "", now)
 
@@ -46,6 +50,9 @@ class HealthLog:
         self._become("failed", reason, now)
 
     def _become(self, state: HealthState, reason: str, now: float) -> None:
+        reason = reason.rstrip(": ")
         if state != self.now.state:
-            log.info("health %s → %s %s", self.now.state, state, reason.rstrip(": "))
-            self.now = Health(state, reason.rstrip(": "), now)
+            record(INFO, "health_changed", before=self.now.state, now=state, reason=reason or None)
+            self.now = Health(state, reason, now)
+        elif reason != self.now.reason:
+            self.now = Health(state, reason, self.now.since)
