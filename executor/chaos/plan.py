@@ -54,10 +54,11 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """`faults`: how many of each kind strike in each round of traffic. `requests`: how many a round has.
+    """`requests`: of a round of traffic. `faults`: how many of each kind are spread over a round; those that
+    find their lane down strike in the rounds after it.
 
     max_tokens: of the longest answers; the shortest have a quarter of it.
-    minutes: rounds are repeated until they have passed; 0 is one round.
+    minutes: until they have passed, rounds go on and faults are spread anew; 0 is once.
     """
 
     config: Config
@@ -82,7 +83,8 @@ def make_jobs(llm: LLM, plan: Plan) -> list[Job]:
     jobs = []
     for i in range(plan.requests):
         words = rng.choice(_PROMPT_WORDS)
-        prompt = llm.encode(" ".join(rng.choices(_WORDS, k=rng.randint(-(-words // 2), words))))[:room]
+        text = " ".join(rng.choices(_WORDS, k=rng.randint(-(-words // 2), words)))
+        prompt = llm.encode(text[:room])[:room]  # a token is at least one of these characters
         max_tokens = rng.randint(-(-plan.max_tokens // 4), plan.max_tokens)
         params = SamplingParams(
             temperature=plan.temperature, seed=plan.seed + i, max_tokens=max_tokens, ignore_eos=True
