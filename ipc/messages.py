@@ -224,7 +224,7 @@ class Failed(Message, frozen=True):
     message: str
 
 
-FAILURE_KINDS = ("configuration", "load", "protocol", "memory", "internal")
+FAILURE_KINDS = ("configuration", "load", "protocol", "memory", "numerics", "internal")
 
 Order = Configure | Open | Draft | Verify | Close | Stop
 Fact = Greeted | PhaseReached | Ready | Drafted | Verified | Progressed | Failed

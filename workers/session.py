@@ -41,7 +41,7 @@ CONFIGURE_SECONDS = 60.0
 PROGRESS_SECONDS = 1.0
 _MAX_ERROR_CHARACTERS = 2000
 
-EXIT_CODES = {"internal": 1, "configuration": 2, "load": 3, "protocol": 4, "memory": 5}
+EXIT_CODES = {"internal": 1, "configuration": 2, "load": 3, "protocol": 4, "memory": 5, "numerics": 6}
 
 
 class Session:
@@ -135,6 +135,8 @@ class Session:
             return "protocol"
         if isinstance(error, MemoryError):
             return "memory"
+        if isinstance(error, FloatingPointError):
+            return "numerics"
         if isinstance(error, ValueError | OSError) and not self._configured:
             return "configuration" if isinstance(error, ValueError) else "load"
         return "internal"

@@ -3,6 +3,7 @@ not merely a likely token: coupled acceptance works at any temperature."""
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from workers.engines.engine import Draw, Window
@@ -11,14 +12,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ipc.messages import Vocabulary
-    from workers.engines.engine import Engine
+    from workers.engines.engine import Engine, Sample
     from workers.sequence import LaneSequence
     from workers.speculator import Ask
 
+log = logging.getLogger("speclane")
+
 
 class DraftSpeculator:
+    """A sequence whose logits are no numbers gets no drafts from then on; the others are not affected."""
+
     def __init__(self, engine: Engine[Any]) -> None:
         self._engine = engine
+        self._broken: set[int] = set()
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -40,24 +46,41 @@ class DraftSpeculator:
 
     def close(self, sequence: LaneSequence) -> None:
         self._engine.close(sequence.seq)
+        self._broken.discard(sequence.seq)
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
         """One token a pass, all sequences in one batch; a sequence leaves it when it has its k tokens.
 
         A sequence with k = 0 is only run up to date.
         """
-        behind = [_window(ask.sequence, (), rows=0) for ask in asks if ask.k == 0]
+        sound = [ask for ask in asks if ask.sequence.seq not in self._broken]
+        behind = [_window(ask.sequence, (), rows=0) for ask in sound if ask.k == 0]
         if behind := [window for window in behind if window.tokens]:
             self._engine.forward(behind)
-        proposals: list[list[int]] = [[] for _ in asks]
-        for step in range(max((ask.k for ask in asks), default=0)):
-            active = [(ask, tokens) for ask, tokens in zip(asks, proposals, strict=True) if ask.k > step]
-            windows = [_window(ask.sequence, tokens) for ask, tokens in active]
-            draws = [_draw(ask.sequence, len(tokens)) for ask, tokens in active]
-            samples = self._engine.sample(self._engine.forward(windows), draws)
-            for (_, tokens), sample in zip(active, samples, strict=True):
-                tokens.append(sample.token)
-        return proposals
+        proposals: dict[int, list[int]] = {ask.sequence.seq: [] for ask in asks}
+        for step in range(max((ask.k for ask in sound), default=0)):
+            sound = [ask for ask in sound if ask.k > step and ask.sequence.seq not in self._broken]
+            active = [(ask.sequence, proposals[ask.sequence.seq]) for ask in sound]
+            for (_, tokens), sample in zip(active, self._samples(active), strict=True):
+                if sample is None:
+                    tokens.clear()
+                else:
+                    tokens.append(sample.token)
+        return [proposals[ask.sequence.seq] for ask in asks]
+
+    def _samples(self, active: Sequence[tuple[LaneSequence, list[int]]]) -> Sequence[Sample | None]:
+        """The next token of each; None for those that have none, who are found by running each alone."""
+        windows = [_window(sequence, tokens) for sequence, tokens in active]
+        draws = [_draw(sequence, len(tokens)) for sequence, tokens in active]
+        try:
+            return self._engine.sample(self._engine.forward(windows), draws)
+        except FloatingPointError as error:
+            if len(active) > 1:
+                return [self._samples([one])[0] for one in active]
+            seq = active[0][0].seq
+            self._broken.add(seq)
+            log.warning("sequence %d gets no drafts any more: %s", seq, error)
+            return [None]
 
 
 def _window(sequence: LaneSequence, tokens: Sequence[int], rows: int = 1) -> Window:
