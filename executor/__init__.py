@@ -10,10 +10,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from executor.config import Config, Timeouts
-    from executor.errors import Closed, InvalidConfig, InvalidRequest, LaneFailed, SpeclaneError
+    from executor.config import Config, Recovery, Timeouts
+    from executor.errors import (
+        Closed,
+        InvalidConfig,
+        InvalidRequest,
+        LaneFailed,
+        RequestFailed,
+        SpeclaneError,
+    )
+    from executor.health import Health
     from executor.llm import LLM, Stream
     from executor.request import Completion, Delta
+    from executor.restart import RestartPolicy
     from executor.sampling import SamplingParams
 
 __all__ = [
@@ -22,9 +31,13 @@ __all__ = [
     "Completion",
     "Config",
     "Delta",
+    "Health",
     "InvalidConfig",
     "InvalidRequest",
     "LaneFailed",
+    "Recovery",
+    "RequestFailed",
+    "RestartPolicy",
     "SamplingParams",
     "SpeclaneError",
     "Stream",
@@ -32,10 +45,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "config": ("Config", "Timeouts"),
-    "errors": ("Closed", "InvalidConfig", "InvalidRequest", "LaneFailed", "SpeclaneError"),
+    "config": ("Config", "Recovery", "Timeouts"),
+    "errors": ("Closed", "InvalidConfig", "InvalidRequest", "LaneFailed", "RequestFailed", "SpeclaneError"),
+    "health": ("Health",),
     "llm": ("LLM", "Stream"),
     "request": ("Completion", "Delta"),
+    "restart": ("RestartPolicy",),
     "sampling": ("SamplingParams",),
 }
 
