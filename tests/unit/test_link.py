@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from ipc import codec
 from ipc.errors import ProtocolError
 from ipc.link import Link, LinkState, link_table
-from ipc.messages import Close, Draft, Drafted, LaneName, Open, Verified, Verify
+from ipc.messages import Close, Draft, Drafted, LaneName, Open, Progressed, Verified, Verify
 
 LANES = typing.get_args(LaneName)
 NAMES = [*codec.ORDERS, *codec.FACTS]
@@ -27,8 +27,8 @@ def expected(lane: str, state: str, name: str) -> str | None:
     if name == "Stop":
         return "stopping" if state in ALIVE | {"stopping"} else "failed"
     if state == "stopping":
-        return state if name in (answer, "PhaseReached", "Ready") else None
-    if name in ("Open", "Close"):
+        return state if name in (answer, "PhaseReached", "Ready", "Progressed") else None
+    if name in ("Open", "Close", "Progressed"):
         return state if state in ("idle", "busy") else None
     steps = {
         ("expected", "Greeted"): "greeted",
@@ -96,7 +96,7 @@ class AskAndAnswer(RuleBasedStateMachine):
     def answer(self):
         self.in_flight -= self.attempt(Drafted("e", 1, [], 0), self.in_flight == 1)
 
-    @rule(message=st.sampled_from([Open("e", []), Close("e", [])]))
+    @rule(message=st.sampled_from([Open("e", []), Close("e", []), Progressed("e", 1)]))
     def tell(self, message):
         self.attempt(message, legal=True)
 
