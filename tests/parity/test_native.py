@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -16,34 +15,6 @@ from workers.engines.engine import Window
 from workers.engines.native import NativeEngine
 from workers.engines.native import engine as engine_module
 from workers.linear import ONE_BY_ONE, plain
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-NEW_TOKENS = 64
-
-PROMPTS = (
-    "The tallest mountain on Earth is",
-    "My grandmother always used to say",
-    "class Stack:\n    def __init__(self):\n",
-    "Ice melts when",
-    "2, 3, 5, 7, 11,",
-    "Newton's first law states that",
-    "Dear Anna,\n\nthank you for",
-    "Question: How do birds fly?\nAnswer:",
-    "A recipe for pancakes: take two eggs and",
-    "In the year 1492",
-    "<html>\n<head>\n<title>",
-    "El perro corre por",
-    "1. Wake up\n2. Brush teeth\n3.",
-    "Cold is to hot as night is to",
-    "for i in range(10):\n    print(",
-    "The detective looked at the letter and",
-    "The square root of 144 is",
-    "Monday, Tuesday, Wednesday,",
-    "It was the best of times, it was the worst of times. " * 9,
-    "The main difference between a virus and a bacterium is",
-)
 
 
 @pytest.fixture(autouse=True)
@@ -233,27 +204,16 @@ def test_warm_up_leaves_all_slots_free(small):
     assert any("batch-invariant" in note for note in small.notes)
 
 
-@pytest.fixture(scope="module")
-def smollm2_pair(smollm2: Path):
-    model = transformers.AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32).eval()
-    model.generation_config.eos_token_id = None
-    tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2)
-    spec = LaneSpec("target", "native", str(smollm2), "fp32", "cpu", 1, 2, 512)
-    return NativeEngine(spec), model, tokenizer
-
-
 @pytest.mark.model
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_greedy_text_equals_transformers_generate(smollm2_pair, prompt):
-    engine, model, tokenizer = smollm2_pair
-    ids = tokenizer(prompt, return_tensors="pt")
-    expected = model.generate(**ids, do_sample=False, max_new_tokens=NEW_TOKENS)[0].tolist()
-    text = ids["input_ids"][0].tolist()
-    engine.open(0)
-    run = text
-    for _ in range(NEW_TOKENS):
-        row = engine.forward([Window(0, len(text) - len(run), run, 1)])
-        run = [int(row.argmax())]
-        text = text + run
-    engine.close(0)
-    assert text == expected
+@pytest.mark.timeout(600)
+def test_greedy_text_equals_transformers_generate(smollm2, greedy):
+    engine = NativeEngine(LaneSpec("target", "native", str(smollm2), "fp32", "cpu", 2, 2, 512))
+    for prompt, expected in zip(*greedy, strict=True):
+        engine.open(0)
+        text, run = [], prompt
+        for position in range(len(prompt) - 1, len(prompt) - 1 + len(expected)):
+            row = engine.forward([Window(0, position + 1 - len(run), run, 1)])
+            run = [int(row.argmax())]
+            text += run
+        engine.close(0)
+        assert text == expected
