@@ -283,7 +283,7 @@ class Coordinator:
             if request.strikes >= self._strikes:
                 self._running.remove(request)
                 dialogue.forget(self._lanes, request)
-                reason = self._lanes.target.down_because
+                reason = self._verifying.died_of  # the present target may be its successor already
                 failed = RequestFailed(f"the target died {request.strikes} times in a row over it: {reason}")
                 request.outputs.put(failed)
 

@@ -12,6 +12,7 @@ from ipc.messages import Verified, Verify, VerifyItem
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from executor.lane import Lane
     from executor.lanes import Lanes
     from executor.plan import Step
     from ipc.messages import VerifiedItem
@@ -22,6 +23,8 @@ class Verifying:
         """`seconds`: after so long without a verdict the target counts as hung."""
         self._lanes = lanes
         self._seconds = seconds
+        self.died_of = ""
+        """What the target died of, the last time that it died over sequences."""
 
     def run(
         self, plan: Sequence[Step], drafts: dict[int, list[int]], vocabulary_size: int
@@ -47,21 +50,21 @@ class Verifying:
             if reply == NoReply("timeout"):
                 self._lanes.supervisor.condemn(target, f"no verdict within {self._seconds:g} s")
             if reply != NoReply("halted"):
-                _strike(plan)
+                self._strike(plan, target)
             return None
         verdicts = {item.seq: item for item in reply.items}
         for item in items:
             verdict = verdicts.get(item.seq)
             if not _possible(item, verdict, vocabulary_size):
                 self._lanes.supervisor.take_down(target, f"impossible verdict {verdict} on {item}")
-                _strike(plan)
+                self._strike(plan, target)
                 return None
         return verdicts, reply.busy_ns
 
-
-def _strike(plan: Sequence[Step]) -> None:
-    for request, _ in plan:
-        request.strikes += 1
+    def _strike(self, plan: Sequence[Step], target: Lane) -> None:
+        self.died_of = target.down_because
+        for request, _ in plan:
+            request.strikes += 1
 
 
 def _possible(asked: VerifyItem, verdict: VerifiedItem | None, vocabulary_size: int) -> bool:
