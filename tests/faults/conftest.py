@@ -52,6 +52,17 @@ def undisturbed() -> Completion:
         return llm.generate(PROMPT, PARAMS)[0]
 
 
+@pytest.fixture(scope="session")
+def undisturbed_outputs() -> Callable[[list[str]], list[list[int]]]:
+    """`undisturbed_outputs(prompts, params)`: what the target says alone to each prompt."""
+
+    def outputs(prompts: list[Any], params: Any = PARAMS) -> list[list[int]]:
+        with LLM(engine="toy", speculator="off", threads=1, max_sequences=16) as llm:
+            return [completion.token_ids for completion in llm.generate(prompts, params)]
+
+    return outputs
+
+
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
     """`fake(lane, behaviour)`: that lane's workers are fake ones from now on."""
