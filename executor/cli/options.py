@@ -1,7 +1,8 @@
 """Options that commands share, and what they make: a Config and SamplingParams.
 
 A value that was not given is None, and then the executor's own default holds. What a value may be is the
-executor's to say; here only contradictions between options are refused.
+executor's to say. Options of drafting mean nothing with `--speculator off`, but they are no error: a script may
+try several speculators with the same others.
 """
 
 from collections.abc import Mapping
@@ -77,6 +78,9 @@ Logprobs = Annotated[
 
 Raw = Annotated[bool, _flag("Prompt", "--raw", "Send the prompt as it is, without the chat template.")]
 System = Annotated[str | None, _option("Prompt", "TEXT", "System message of the chat.")]
+Pid = Annotated[
+    int | None, typer.Option(help="Which executor. [default: the one that is running]", metavar="PID")
+]
 Json = Annotated[bool, _flag("Output", "--json", "Write one JSON object to stdout.")]
 Verbose = Annotated[bool, _flag("Output", "--verbose", "Log each lane's phases and notes to stderr.")]
 
@@ -85,7 +89,6 @@ _CONFIG = (
     *("num_speculative_tokens", "max_model_len", "threads"),
 )
 _TIMEOUTS = {name: f"{name}_timeout" for name in ("load", "draft", "verify", "hang")}
-_DRAFTING = "num_speculative_tokens", "draft_timeout"
 _PARAMS = (
     *("max_tokens", "min_tokens", "ignore_eos", "logprobs", "seed"),
     *("temperature", "top_p", "top_k", "min_p"),
@@ -96,13 +99,6 @@ def config(given: Mapping[str, Any], **fixed: Any) -> "Config":
     """The Config of a command's options, by the names of their parameters. Raises InvalidConfig."""
     from executor.config import Config, Timeouts
 
-    if given["speculator"] == "off":
-        for name in _DRAFTING:
-            if given.get(name) is not None:
-                option = "--" + name.replace("_", "-")
-                raise InvalidConfig(
-                    name, f"{option} contradicts --speculator off; leave it out or use --speculator ngram"
-                )
     chosen = {name: given[name] for name in _CONFIG if given.get(name) is not None}
     if given.get("target") == "":
         raise InvalidConfig("target", "target must not be empty; try smollm2-135m")

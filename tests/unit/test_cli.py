@@ -91,6 +91,13 @@ def test_options_given_are_taken() -> None:
     assert params == SamplingParams(stop=("a", "b"), stop_token_ids=(1, 2), top_k=0, seed=4)
 
 
+@pytest.mark.parametrize("speculator", ["off", "ngram", "agree=1"])
+def test_options_of_drafting_go_with_every_speculator(speculator: str) -> None:
+    given = GIVEN | {"speculator": speculator, "num_speculative_tokens": 4, "draft_timeout": 1.5}
+    config = options.config(given)
+    assert (config.speculator, config.num_speculative_tokens, config.timeouts.draft) == (speculator, 4, 1.5)
+
+
 def test_text_that_is_no_text_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="--stop is not valid UTF-8"):
         options.sampling({"stop": ["\udcff"]})
@@ -214,10 +221,9 @@ PROMPT = ("generate", *TOY, "--prompt", "hi")
         ((*PROMPT, "--num-speculative-tokens", "0"), ("--num-speculative-tokens", "try 5")),
         ((*PROMPT, "--num-speculative-tokens", "33"), ("--num-speculative-tokens", "try 5")),
         (
-            (*PROMPT, "--speculator", "off", "--num-speculative-tokens", "4"),
-            ("--num-speculative-tokens contradicts --speculator off", "--speculator ngram"),
+            (*PROMPT, "--speculator", "off", "--num-speculative-tokens", "33"),
+            ("--num-speculative-tokens", "try 5"),
         ),
-        ((*PROMPT, "--speculator", "off", "--draft-timeout", "4"), ("--draft-timeout contradicts",)),
         ((*PROMPT, "--speculator", ""), ("--speculator", "try off")),
         ((*PROMPT, "--target", ""), ("--target", "try smollm2-135m")),
         ((*PROMPT, "--speculator", "vocabulary=9"), ("--speculator", "vocabulary=256")),
