@@ -111,7 +111,8 @@ class Run:
                 break
             self._one_round(self._jobs, self._reference.outputs)
             self._round += 1
-        self._progress(f"warning: {self._injector.pending} faults found no lane to strike")
+        if self._injector.pending:
+            self._progress(f"warning: {self._injector.pending} faults found no lane to strike")
 
     def settle(self) -> bool:
         """Wait until every lane serves; whether that came true in time."""

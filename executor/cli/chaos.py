@@ -14,6 +14,7 @@ from executor.errors import InvalidConfig
 if TYPE_CHECKING:
     from executor.chaos.plan import FaultKind, Plan
 
+_USUAL_KILLS = 3
 _MOST_FAULTS = 1000
 _OFTEN_RIGHT = "agree=0.8"
 
@@ -35,8 +36,8 @@ def chaos(
     temperature: Annotated[float, _traffic("T", "0 is greedy.")] = 0.0,
     seed: Annotated[int, _traffic("S", "Same seed, same prompts, samples and faults.")] = 0,
     kill_speculator: Annotated[
-        int, _faults("Kill the speculator N times; rounds go on until all faults have struck.")
-    ] = 3,
+        int | None, _faults("Kill the speculator N times; 3 if there is one. Rounds go on until all struck.")
+    ] = None,
     kill_target: Annotated[int, _faults("Kill the target N times.")] = 1,
     stop_speculator: Annotated[int, _faults("Stop (SIGSTOP) the speculator N times, so that it hangs.")] = 0,
     target: o.Target = None,
@@ -44,7 +45,7 @@ def chaos(
         str | None,
         typer.Option(
             help="What drafts. If not given, ngram; with --engine toy, a toy that is often right.",
-            metavar="ngram|MODEL",
+            metavar="off|ngram|MODEL",
             rich_help_panel="Model",
         ),
     ] = None,
@@ -114,15 +115,18 @@ def _plan(given: dict[str, Any]) -> "Plan":
 def _fault_counts(given: dict[str, Any]) -> "dict[FaultKind, int]":
     from executor.chaos.plan import FaultKind
 
-    for name in ("kill_speculator", "kill_target", "stop_speculator"):
-        o.whole(name, given[name], 0, _MOST_FAULTS, 3)
-        if given["speculator"] == "off" and given[name] and name != "kill_target":
+    counts = {name: given[name] for name in ("kill_speculator", "kill_target", "stop_speculator")}
+    if counts["kill_speculator"] is None:
+        counts["kill_speculator"] = 0 if given["speculator"] == "off" else _USUAL_KILLS
+    for name, count in counts.items():
+        o.whole(name, count, 0, _MOST_FAULTS, _USUAL_KILLS)
+        if given["speculator"] == "off" and count and name != "kill_target":
             option = "--" + name.replace("_", "-")
-            raise InvalidConfig(name, f"{option} {given[name]} contradicts --speculator off; try {option} 0")
+            raise InvalidConfig(name, f"{option} {count} contradicts --speculator off; leave it out")
     return {
-        FaultKind("speculator", signal.SIGKILL): given["kill_speculator"],
-        FaultKind("target", signal.SIGKILL): given["kill_target"],
-        FaultKind("speculator", signal.SIGSTOP): given["stop_speculator"],
+        FaultKind("speculator", signal.SIGKILL): counts["kill_speculator"],
+        FaultKind("target", signal.SIGKILL): counts["kill_target"],
+        FaultKind("speculator", signal.SIGSTOP): counts["stop_speculator"],
     }
 
 

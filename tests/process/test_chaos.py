@@ -16,6 +16,7 @@ from executor.chaos import plan as chaos_plan
 from executor.chaos import run as chaos_run
 from executor.cli.run import run
 from executor.errors import SpeclaneError
+from executor.process import WorkerProcess
 from executor.restart import RestartPolicy
 
 TOY = ("--engine", "toy", "--threads", "1", "--requests", "24", "--concurrency", "4", "--max-tokens", "24")
@@ -98,7 +99,7 @@ def test_a_speculator_that_hangs_and_samples_that_are_drawn():
 
 
 def test_without_a_speculator():
-    done = chaos(*TOY, "--speculator", "off", "--kill-speculator", "0", "--kill-target", "2", "--json")
+    done = chaos(*TOY, "--speculator", "off", "--kill-target", "2", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["kills"], result["recovered"]) == ({"speculator": 0, "target": 2}, True)
@@ -173,6 +174,13 @@ def test_a_reference_that_fails_is_an_error(monkeypatch, capsys):
     assert capsys.readouterr().err == "speclane: error: no\n"
 
 
+def test_a_worker_that_was_closed_takes_no_signal():
+    process = WorkerProcess("target", "epoch", "ipc:///nowhere", 1)
+    assert process.kill()
+    process.close()
+    assert not process.kill()
+
+
 # ---------------------------------------------------------------- how it ends early
 
 
@@ -202,8 +210,8 @@ def test_interrupted_it_leaves_nothing():
         (("--kill-target", "-1"), "--kill-target must be from 0 to 1000, got -1; try 3"),
         (("--kill-target", "x"), "--kill-target"),
         (
-            ("--speculator", "off"),
-            "--kill-speculator 3 contradicts --speculator off; try --kill-speculator 0",
+            ("--speculator", "off", "--stop-speculator", "1"),
+            "--stop-speculator 1 contradicts --speculator off; leave it out",
         ),
         (("--speculator", ""), "--speculator must not be empty; try off, ngram or a checkpoint directory"),
         (("--temperature", "-1"), "--temperature must be at least 0"),
