@@ -53,6 +53,14 @@ def undisturbed() -> Completion:
 
 
 @pytest.fixture(scope="session")
+def start_seconds() -> float:
+    """How long two toys take to start here and now: what a test's load limit must be well above."""
+    began = time.monotonic()
+    with LLM(engine="toy", speculator="vocabulary=256", threads=1):
+        return time.monotonic() - began
+
+
+@pytest.fixture(scope="session")
 def undisturbed_outputs() -> Callable[[list[str]], list[list[int]]]:
     """`undisturbed_outputs(prompts, params)`: what the target says alone to each prompt."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from executor.config import Timeouts
@@ -24,8 +26,8 @@ def lane(name: str, *events: LaneEvent, in_flight: int | None = None) -> Lane:
 @pytest.mark.parametrize(
     ("its", "limit", "reason"),
     [
-        (lane("target"), 160.0, "not ready in time, still in phase boot after 60 s"),
-        (lane("speculator"), 160.0, "not ready in time, still in phase boot after 60 s"),
+        (lane("target"), 160.0, "not ready in time, .*in phase .* after 60 s"),
+        (lane("speculator"), 160.0, "not ready in time, .*in phase .* after 60 s"),
         (lane("target", LaneEvent.READY, in_flight=1), 220.0, "no verdict within 20 s"),
         (lane("speculator", LaneEvent.READY, in_flight=1), 207.0, "no draft within 7 s"),
         (lane("target", LaneEvent.READY), 300.0 + IDLE_SECONDS, f"idle and silent for {IDLE_SECONDS:g} s"),
@@ -38,7 +40,7 @@ def lane(name: str, *events: LaneEvent, in_flight: int | None = None) -> Lane:
 )
 def test_hung_only_beyond_the_limit_of_what_it_does(its, limit, reason):
     assert silent_too_long(its, TIMEOUTS, limit) is None
-    assert silent_too_long(its, TIMEOUTS, limit + 0.001) == reason
+    assert re.fullmatch(reason, silent_too_long(its, TIMEOUTS, limit + 0.001))
 
 
 @pytest.mark.parametrize("events", [[LaneEvent.STOP], [LaneEvent.CONDEMN], [LaneEvent.ENDED]])
