@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -20,6 +19,8 @@ DtypeName = Literal["fp32", "bf16", "fp16"]
 
 MAX_SPECULATIVE_TOKENS = 32
 MAX_SEQUENCES = 1024
+_MAX_SECONDS = 1e9
+"""What waits of the standard library can take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +141,7 @@ def available_cores() -> int:
 
 def check_seconds(name: str, seconds: object, works: float) -> None:
     """Raises InvalidConfig about `name` for what is no positive number of seconds."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= _MAX_SECONDS:
         option = name.replace("_", "-")
         raise InvalidConfig(
             name, f"{option} must be a positive number of seconds, got {seconds!r}; try {works:g}"

@@ -34,6 +34,7 @@ from ipc.codec import MAX_ARRAY_LENGTH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from executor.config import Recovery, Timeouts
     from executor.lane import Lane
@@ -140,6 +141,16 @@ class Coordinator:
     def deaths(self) -> dict[LaneName, int]:
         """By lane, how often it died after it had served."""
         return dict(self._lanes.supervisor.deaths)
+
+    @property
+    def restarts(self) -> dict[LaneName, int]:
+        """By lane, how often it was started again or a spare took its place."""
+        return dict(self._lanes.supervisor.restarts)
+
+    @property
+    def directory(self) -> Path:
+        """Private to this executor; it is gone after the end."""
+        return self._lanes.directory
 
     @property
     def stale(self) -> int:

@@ -36,6 +36,7 @@ from ipc.messages import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from executor.config import Recovery, Timeouts
     from ipc.channel import Event
@@ -93,6 +94,11 @@ class Lanes:
     def all(self) -> list[Lane]:
         """The current incarnations, the target's first."""
         return list(self.supervisor.current.values())
+
+    @property
+    def directory(self) -> Path:
+        """Private to this executor; it goes when the lanes are stopped."""
+        return self._rundir.path
 
     # ------------------------------------------------------------ start and stop
 

@@ -16,17 +16,23 @@ from rich.console import Console
 from rich.progress import Progress
 
 from executor.config import Config, Timeouts, check_seconds
+from executor.control import ControlServer
 from executor.coordinator import Coordinator
 from executor.errors import Closed, InvalidConfig, InvalidRequest, LaneFailed, SpeclaneError
+from executor.events import record
 from executor.model import check_prompt, prepare, speculator_spec
 from executor.request import Completion, Delta, Request
 from executor.sampling import SamplingParams
+from executor.status import observe
 from executor.text import TextStream
 from ipc.messages import SamplingSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
     from types import TracebackType
+
+    from executor.status import Status
 
 log = logging.getLogger("speclane")
 
@@ -89,6 +95,7 @@ class LLM:
         self._numbers = itertools.count()
         self._closed = False
         self._lock = threading.Lock()  # guards the making of the coordinator
+        self._control: ControlServer | None = None
         self._speculation = self.config.speculator
         self._one_swap = threading.Lock()
 
@@ -109,6 +116,7 @@ class LLM:
                 config.recovery,
                 self._prepared.max_model_len,
             )
+            self._control = self._listen(self._coordinator.directory)
         atexit.register(self.close)
         try:
             self._coordinator.start()
@@ -122,6 +130,8 @@ class LLM:
             self._closed = True
         if self._coordinator is not None:
             self._coordinator.close()
+        if self._control is not None:
+            self._control.close()
         atexit.unregister(self.close)
 
     def __enter__(self) -> LLM:
@@ -144,6 +154,10 @@ class LLM:
     def max_model_len(self) -> int:
         """Longest sequence in tokens, prompt included; the target may lower it when it starts."""
         return (self._coordinator or self._prepared).max_model_len
+
+    def status(self) -> Status:
+        """Health, lanes and totals. Raises Closed before `start`."""
+        return observe(self.coordinator, self.speculation)
 
     # ------------------------------------------------------------ another speculator
 
@@ -243,6 +257,13 @@ class LLM:
         return self.generate([self.encode_chat(messages, params)], params, progress=False)[0]
 
     # ------------------------------------------------------------ inside
+
+    def _listen(self, directory: Path) -> ControlServer | None:
+        try:
+            return ControlServer(directory, self)
+        except (OSError, RuntimeError) as error:  # it serves without being controlled
+            record(logging.WARNING, "control_unavailable", reason=error)
+            return None
 
     def _checked(self, tokens: list[int], params: SamplingParams) -> list[int]:
         check_prompt(tokens, self._text.vocabulary_size, self._prepared.max_model_len)

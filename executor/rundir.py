@@ -1,4 +1,4 @@
-"""A private directory for one executor's socket and lock, which leaves nothing behind.
+"""A private directory for one executor's sockets and lock, which leaves nothing behind.
 
 A directory whose owner was killed is swept by the next start: its lock is free, and only then.
 """
@@ -13,13 +13,16 @@ from pathlib import Path
 
 from executor.errors import InvalidConfig
 
+CONTROL = "control"
+"""Name of the socket in it that a running executor is controlled by."""
+
 _PREFIX = "speclane-"
 
 
 class RunDir:
     def __init__(self) -> None:
         """Raises InvalidConfig if no directory can be made."""
-        base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+        base = bases()[0]
         try:
             _sweep(base)
             while not self._claim(base):
@@ -48,6 +51,18 @@ class RunDir:
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
+
+
+def bases() -> list[Path]:
+    """Where run directories may be: the first is where a new one is made."""
+    given = os.environ.get("XDG_RUNTIME_DIR")
+    places = [Path(given)] if given else []
+    return [*places, Path(tempfile.gettempdir())]
+
+
+def control_sockets() -> list[Path]:
+    """Of all executors, other users' and dead ones included."""
+    return [path for base in dict.fromkeys(bases()) for path in sorted(base.glob(f"{_PREFIX}*/{CONTROL}"))]
 
 
 def _sweep(base: Path) -> None:

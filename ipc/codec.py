@@ -5,13 +5,18 @@ Owns the limits on what a peer may send. Knows no socket.
 
 from __future__ import annotations
 
-from typing import NoReturn, cast, get_args
+from typing import TYPE_CHECKING, NoReturn, TypeVar, cast, get_args
 
 import msgpack
 import msgspec
 
 from ipc.errors import MalformedFrame
 from ipc.messages import Fact, Message, Order
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 MAX_FRAME_BYTES = 16 << 20
 MAX_ARRAY_LENGTH = 1 << 20
@@ -35,17 +40,23 @@ def encode(message: Message) -> bytes:
 
 def decode_order(frame: bytes) -> Order:
     """The order in a frame. Raises MalformedFrame."""
-    return cast("Order", _decode(frame, ORDERS))
+    return cast("Order", unpack(frame, ORDERS))
 
 
 def decode_fact(frame: bytes) -> Fact:
     """The fact in a frame. Raises MalformedFrame."""
-    return cast("Fact", _decode(frame, FACTS))
+    return cast("Fact", unpack(frame, FACTS))
 
 
-def _decode(frame: bytes, legal: dict[str, type[Message]]) -> Message:
-    if len(frame) > MAX_FRAME_BYTES:
-        raise MalformedFrame(f"frame of {len(frame)} bytes, limit {MAX_FRAME_BYTES}")
+def unpack(
+    frame: bytes,
+    legal: Mapping[str, type[Struct]],
+    max_bytes: int = MAX_FRAME_BYTES,
+    max_array_length: int = MAX_ARRAY_LENGTH,
+) -> Struct:
+    """The struct in a frame, one of `legal` by its tag. Raises MalformedFrame."""
+    if len(frame) > max_bytes:
+        raise MalformedFrame(f"frame of {len(frame)} bytes, limit {max_bytes}")
     try:
         # No message contains a map, binary or ext value, so none of them is allowed to begin with. Arrays
         # become tuples, which are smaller and share the empty one: a frame must not cost many times its size.
@@ -56,7 +67,7 @@ def _decode(frame: bytes, legal: dict[str, type[Message]]) -> Message:
             object_hook=_refuse_map,
             strict_map_key=True,
             max_str_len=MAX_STRING_BYTES,
-            max_array_len=MAX_ARRAY_LENGTH,
+            max_array_len=max_array_length,
             max_map_len=0,
             max_bin_len=0,
             max_ext_len=0,

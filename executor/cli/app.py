@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from executor.cli import bench, chaos, generate, prune, version
+from executor.cli import bench, chaos, generate, prune, status, swap_speculator, version
 from executor.cli.output import log_to_stderr, write
 
 app = typer.Typer(
@@ -34,4 +34,6 @@ app.command()(generate.generate)
 app.command()(prune.prune)
 app.command()(chaos.chaos)
 app.add_typer(bench.app, name="bench")
+app.command()(status.status)
+app.command("swap-speculator")(swap_speculator.swap_speculator)
 app.command()(version.version)

@@ -19,6 +19,7 @@ UsageError = typer.BadParameter.__mro__[1]
 _NOT_DASHED = {
     "source": "SOURCE",
     "destination": "DESTINATION",
+    "model": "MODEL",
     "stop_token_ids": "--stop-token-id",
     "max_sequences": "--batch",
 }

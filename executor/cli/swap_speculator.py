@@ -1,0 +1,35 @@
+"""`speclane swap-speculator`: another speculator for an executor that is running."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from executor.cli import options
+from executor.cli.output import write
+
+
+def swap_speculator(
+    model: Annotated[
+        str, typer.Argument(help="off, ngram, an alias, a checkpoint directory or a hub id.", metavar="MODEL")
+    ],
+    pid: options.Pid = None,
+    load_timeout: Annotated[float, typer.Option(help="Time until it must serve.", metavar="SECONDS")] = 600.0,
+) -> None:
+    """Go on with another speculator. It loads while the present one serves; texts do not change."""
+    from executor import control_client
+    from executor.config import check_seconds
+
+    check_seconds("load_timeout", load_timeout, works=600.0)
+    options.valid_text("model", model)
+    executor = control_client.choose(pid)
+    write(f"speculator: {control_client.swap_speculator(executor, _from_anywhere(model), load_timeout)}\n")
+
+
+def _from_anywhere(model: str) -> str:
+    """The executor runs in another directory, so that of a checkpoint is given in full."""
+    from executor.models import ALIASES
+
+    path = Path(model).expanduser()
+    named = model in ("", "off", "ngram", *ALIASES) or not path.is_dir()
+    return model if named else str(path.absolute())

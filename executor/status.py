@@ -1,0 +1,103 @@
+"""What an executor is doing, as plain records. Reads the coordinator from any thread, changes nothing."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from executor.request import Acceptance
+
+if TYPE_CHECKING:
+    from executor.coordinator import Coordinator
+    from executor.lane import Lane
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of the records; they are sent as they are."""
+
+
+class HealthStatus(Record, frozen=True):
+    """As executor.health.Health; `since`: seconds since 1970."""
+
+    state: str
+    reason: str
+    since: float
+
+
+class LaneStatus(Record, frozen=True):
+    """`pid` is None while it has no process. `busy_share`: part of its life that it computed, 0 … 1."""
+
+    lane: str
+    state: str
+    pid: int | None
+    epoch: str
+    engine: str
+    model: str
+    restarts: int
+    busy_share: float
+    orders: int
+
+
+class Totals(Record, frozen=True):
+    """Since the start. Rounds, tokens, or as executor.stats.Stats says."""
+
+    rounds: int
+    tokens: int
+    drafted: int
+    accepted: int
+    missed: int
+    invalid: int
+    catch_ups: int
+    quarantined: int
+    stale: int
+
+
+class Status(Record, frozen=True):
+    pid: int
+    speculation: str
+    health: HealthStatus
+    lanes: list[LaneStatus]
+    totals: Totals
+
+
+def observe(coordinator: Coordinator, speculation: str) -> Status:
+    """`speculation`: what drafts, as the user named it."""
+    restarts = coordinator.restarts
+    lanes = [_lane(lane, restarts.get(lane.name, 0)) for lane in coordinator.lanes]
+    return Status(os.getpid(), speculation, HealthStatus(*coordinator.health), lanes, _totals(coordinator))
+
+
+def _lane(lane: Lane, restarts: int) -> LaneStatus:
+    process = lane.process  # once: the coordinator's thread may set it to None at any time
+    alive_ns = (time.monotonic() - lane.started_at) * 1e9
+    return LaneStatus(
+        lane=lane.name,
+        state=str(lane.state),
+        pid=process.pid if process is not None else None,
+        epoch=lane.epoch,
+        engine=lane.spec.engine,
+        model=lane.spec.model,
+        restarts=restarts,
+        busy_share=round(min(1.0, lane.busy_ns / alive_ns), 4) if alive_ns > 0 else 0.0,
+        orders=lane.orders,
+    )
+
+
+def _totals(coordinator: Coordinator) -> Totals:
+    stats = coordinator.stats
+    # A copy, made in one step of the interpreter: the coordinator's thread goes on counting.
+    acceptance = Acceptance(dict(stats.acceptance.outcomes))
+    return Totals(
+        rounds=stats.rounds,
+        tokens=acceptance.tokens,
+        drafted=sum(acceptance.drafted),
+        accepted=sum(acceptance.accepted),
+        missed=stats.missed,
+        invalid=stats.invalid,
+        catch_ups=stats.catch_ups,
+        quarantined=stats.quarantined,
+        stale=coordinator.stale,
+    )
