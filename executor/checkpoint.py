@@ -1,6 +1,7 @@
 """What a checkpoint directory must hold before a worker is asked to load it.
 
-It owns the checks that need no weights. It must not know where checkpoints come from.
+It owns the checks that need no weights, and how its JSON files are read. It must not know where checkpoints
+come from.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from executor.errors import InvalidConfig
 if TYPE_CHECKING:
     from pathlib import Path
 
+NATIVE_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+"""What the native engine has code for; its workers refuse all else, too."""
+
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
+_CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
 def check_directory(path: Path, field: str) -> Path:
@@ -28,7 +33,7 @@ def check_directory(path: Path, field: str) -> Path:
         raise InvalidConfig(
             field, f"{field} {path} has no config.json, so it is no checkpoint; try smollm2-135m"
         )
-    settings = _object(config, field)
+    settings = read_object(config, field)
     architectures, size = settings.get("architectures"), settings.get("vocab_size")
     first = architectures[0] if isinstance(architectures, list) and architectures else None
     if not isinstance(first, str) or not first.endswith(_CAUSAL):
@@ -45,6 +50,31 @@ def check_directory(path: Path, field: str) -> Path:
     return path
 
 
+def check_native(path: Path, field: str) -> None:
+    """Raises InvalidConfig for `field` if the native engine has no code for this checkpoint."""
+    name = read_object(path / "config.json", field)["architectures"][0]
+    if name not in NATIVE_ARCHITECTURES:
+        raise InvalidConfig(
+            field,
+            f"{field} {path} is a {name}, but the native engine runs only {', '.join(NATIVE_ARCHITECTURES)}; "
+            f"try --engine hf",
+        )
+
+
+def context(path: Path, field: str) -> int:
+    """The model's own context in tokens: max_position_embeddings, or what older families call it.
+
+    Raises InvalidConfig for `field` if there is none.
+    """
+    file = path / "config.json"
+    settings = read_object(file, field)
+    name = next((name for name in _CONTEXT_NAMES if settings.get(name) is not None), _CONTEXT_NAMES[0])
+    tokens = settings.get(name)
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 2:
+        raise InvalidConfig(field, f"{field}: {file} has {name} {tokens!r}; it must be above 1, like 2048")
+    return tokens
+
+
 def _check_weights(path: Path, field: str) -> None:
     if not any(path.glob("*.safetensors")):
         patterns = ("*.bin", "*.pt", "*.pth", "*.gguf")
@@ -58,7 +88,7 @@ def _check_weights(path: Path, field: str) -> None:
     index = path / "model.safetensors.index.json"
     if not index.exists():
         return
-    shards = _object(index, field).get("weight_map")
+    shards = read_object(index, field).get("weight_map")
     if not isinstance(shards, dict):
         raise InvalidConfig(field, f"{field}: {index} has no weight_map; fetch the checkpoint again")
     missing = sorted({str(name) for name in shards.values() if not (path / str(name)).is_file()})
@@ -68,8 +98,8 @@ def _check_weights(path: Path, field: str) -> None:
         )
 
 
-def _object(path: Path, field: str) -> dict[str, Any]:
-    """The object in a JSON file; what else it holds is the checkpoint's fault."""
+def read_object(path: Path, field: str) -> dict[str, Any]:
+    """The object in a JSON file of a checkpoint. Raises InvalidConfig for `field` if it is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

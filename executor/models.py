@@ -6,6 +6,7 @@ mean.
 
 from __future__ import annotations
 
+import difflib
 import fcntl
 import hashlib
 import importlib.util
@@ -28,7 +29,7 @@ from executor.checkpoint import check_directory
 from executor.errors import InvalidConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 CACHE_VARIABLE = "SPECLANE_CACHE"
 DEFAULT_TARGET = "smollm2-135m"
@@ -73,28 +74,47 @@ def resolve(
     name: str,
     *,
     field: str = "target",
+    also: Sequence[str] = (),
     cache_dir: Path | None = None,
     progress: Callable[[str], None] = _silent,
 ) -> Path:
     """The checkpoint directory of an alias, a local Hugging Face directory or a hub id `organisation/name`.
 
     field: the option that `name` was given by; it is named in errors ("target", "speculator").
+    also: what else that option takes, the safest first; errors may suggest it.
     cache_dir: where fetched checkpoints are kept; None takes $SPECLANE_CACHE, else the user's own cache.
     progress: called with one line before anything that takes long.
     Raises InvalidConfig, one line, naming what is wrong and what works.
     """
     if name in ALIASES:
         return _packaged(name, field, cache_directory(cache_dir), progress)
-    path = Path(name).expanduser()
-    if name and path.exists():
-        return check_directory(path, field)
+    works = _nearest(name, (*also, *ALIASES))
+    if (directory := _local(name, field, works)) is not None:
+        return directory
     if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
-        return _hub(name, field, cache_directory(cache_dir), progress)
+        return _hub(name, field, works, cache_directory(cache_dir), progress)
     raise InvalidConfig(
         field,
-        f"{field} {name!r} is neither an existing directory nor a hub id 'organisation/name'; "
-        f"try {DEFAULT_TARGET}",
+        f"{field} {name!r} is neither an existing directory nor a hub id 'organisation/name'; try {works}",
     )
+
+
+def _local(name: str, field: str, works: str) -> Path | None:
+    """The directory of this name, None if there is none."""
+    try:
+        path = Path(name).expanduser()
+        return check_directory(path, field) if name and path.exists() else None
+    except RuntimeError:  # the home directory of a user who does not exist
+        return None
+    except OSError as error:
+        raise InvalidConfig(
+            field, f"{field} {name!r} cannot be read: {error.strerror}; try {works}"
+        ) from error
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    """What may have been meant, else the first."""
+    return next(iter(difflib.get_close_matches(name.lower(), known, 1)), known[0])
 
 
 def cache_directory(cache_dir: Path | None = None) -> Path:
@@ -122,7 +142,7 @@ def _unusable(path: Path, error: OSError) -> InvalidConfig:
 # ---------------------------------------------------------------- hub
 
 
-def _hub(name: str, field: str, cache: Path, progress: Callable[[str], None]) -> Path:
+def _hub(name: str, field: str, works: str, cache: Path, progress: Callable[[str], None]) -> Path:
     import huggingface_hub  # here, since it takes a third of a second that a local directory does not need
     from huggingface_hub import errors
 
@@ -139,7 +159,7 @@ def _hub(name: str, field: str, cache: Path, progress: Callable[[str], None]) ->
         ) from error
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise InvalidConfig(
-            field, f"{field} {name}: no such model on the hub and no such directory; try {DEFAULT_TARGET}"
+            field, f"{field} {name}: no such model on the hub and no such directory; try {works}"
         ) from error
     except PermissionError as error:
         raise _unusable(cache, error) from error

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from executor import safetensors_file
-from executor.checkpoint import check_directory
+from executor.checkpoint import check_directory, read_object
 from executor.errors import InvalidConfig
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def prune(source: Path, destination: Path, layers: Sequence[int]) -> Path:
         raise InvalidConfig(
             "destination", f"destination {destination} exists; name a directory that does not"
         )
-    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    config = read_object(source / "config.json", "source")
     _check_layers(config, layers)
     try:
         stored = [

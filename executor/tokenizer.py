@@ -16,6 +16,7 @@ import tokenizers
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from executor.checkpoint import read_object
 from executor.errors import InvalidConfig, InvalidRequest
 from ipc import vocabulary
 
@@ -186,15 +187,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 def _settings(path: Path, field: str) -> dict[str, Any]:
     """The object in a JSON file; empty if there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidConfig(
-            field, f"{field}: cannot read {path}: {error}; fetch the checkpoint again"
-        ) from error
-    return content if isinstance(content, dict) else {}
+    return read_object(path, field) if path.is_file() else {}
 
 
 def _text(token: Any) -> str | None:

@@ -122,6 +122,25 @@ def test_a_missing_path_is_refused_with_a_name_that_works(name, tmp_path, monkey
     assert "smollm2-135m" in str(error)
 
 
+@pytest.mark.parametrize("name", ["~nosuchuser/x", "x" * 300, "x" * 300 + "/y", "\0"])
+def test_a_name_that_no_file_can_have_is_refused_in_one_line(name):
+    assert str(_refusal(name)).endswith("; try smollm2-135m")
+
+
+@pytest.mark.parametrize(
+    ("name", "works"),
+    [
+        ("NGRAM", "ngram"),
+        ("n-gram", "ngram"),
+        ("Off", "off"),
+        ("SmolLM2-135M", "smollm2-135m"),
+        ("x", "ngram"),
+    ],
+)
+def test_what_was_meant_is_suggested(name, works):
+    assert str(_refusal(name, field="speculator", also=("ngram", "off"))).endswith(f"; try {works}")
+
+
 # ---------------------------------------------------------------- cache directory
 
 
