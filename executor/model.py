@@ -6,19 +6,19 @@ cannot work together, so that nothing is loaded in vain.
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from executor import models, toy_text
+from executor import checkpoint, models, toy_text
 from executor.config import available_cores
 from executor.detokenizer import Detokenizer
 from executor.errors import InvalidConfig, InvalidRequest
 from executor.tokenizer import Tokenizer
 from ipc import vocabulary
 from ipc.messages import LaneSpec
+from ipc.toy import ToyParameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from executor.config import Config
     from executor.text import Detokenizes
     from ipc.messages import LaneEngine, LaneName
-
-_TOY_CONTEXT = 4096
+_NO_MODEL = ("ngram", "off")
+"""Speculators that have no checkpoint."""
 
 
 class ModelText(Protocol):
@@ -100,13 +100,8 @@ def prepare(config: Config, progress: Callable[[str], None]) -> Prepared:
     """Find (fetch, convert) the checkpoints. Raises InvalidConfig, one line, before anything is loaded."""
     if config.engine == "toy":
         return _prepare_toys(config, progress)
-    target = models.resolve(config.target, field="target", cache_dir=config.cache_dir, progress=progress)
-    context = _context(target, "target")
-    max_model_len = config.max_model_len or context
-    if max_model_len > context:
-        raise InvalidConfig(
-            "max_model_len", f"max-model-len {max_model_len} is beyond the target's context; try {context}"
-        )
+    target = _checkpoint(config, config.target, "target", progress)
+    max_model_len = _within(config.max_model_len, checkpoint.context(target, "target"))
     lane = _spec(config, "target", config.engine, str(target), max_model_len)
     return Prepared(
         _lanes(lane, speculator_spec(config, lane, progress)), CheckpointText(target), max_model_len
@@ -126,13 +121,23 @@ def speculator_spec(
         return _spec(config, "speculator", "ngram", "", target.max_model_len)
     if config.engine == "toy":
         return _toy_speculator(config, target, field)
-    draft = models.resolve(config.speculator, field=field, cache_dir=config.cache_dir, progress=progress)
+    draft = _checkpoint(config, config.speculator, field, progress, also=_NO_MODEL)
     try:
         vocabulary.check_same(Path(target.model), draft)
-    except (vocabulary.VocabularyMismatch, ValueError) as error:
+    except (vocabulary.VocabularyMismatch, ValueError, OSError) as error:
         raise InvalidConfig(field, str(error)) from error
-    draft_len = min(target.max_model_len, _context(draft, field))
+    draft_len = min(target.max_model_len, checkpoint.context(draft, field))
     return _spec(config, "speculator", config.engine, str(draft), draft_len)
+
+
+def _checkpoint(
+    config: Config, name: str, field: str, progress: Callable[[str], None], *, also: Sequence[str] = ()
+) -> Path:
+    """The directory of a model that the engine can run, as far as can be seen without its weights."""
+    found = models.resolve(name, field=field, also=also, cache_dir=config.cache_dir, progress=progress)
+    if config.engine == "native":
+        checkpoint.check_native(found, field)
+    return found
 
 
 def _lanes(target: LaneSpec, speculator: LaneSpec | None) -> list[LaneSpec]:
@@ -174,44 +179,37 @@ def _spec(config: Config, lane: LaneName, engine: LaneEngine, model: str, max_mo
     )
 
 
-def _context(directory: Path, field: str) -> int:
-    """The model's own context in tokens: max_position_embeddings, or what older families call it."""
-    settings = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
-        if isinstance(settings.get(name), int):
-            return int(settings[name])
-    raise InvalidConfig(
-        field,
-        f"{field}: {directory / 'config.json'} has no max_position_embeddings; add it, for example 2048",
-    )
+def _within(asked: int | None, context: int) -> int:
+    """Longest sequence in tokens, where `asked` None is all of the target's context."""
+    if asked is not None and asked > context:
+        raise InvalidConfig(
+            "max_model_len", f"max-model-len {asked} is beyond the target's context; try {context}"
+        )
+    return asked or context
 
 
 def _prepare_toys(config: Config, progress: Callable[[str], None]) -> Prepared:
-    size = int(_toy_parameter(config.target, "vocabulary", "64", "target"))
-    context = int(_toy_parameter(config.target, "context", str(_TOY_CONTEXT), "target"))
-    max_model_len = min(config.max_model_len or context, context)
+    toy = _toy(config.target, "target", str(ToyParameters()))
+    max_model_len = _within(config.max_model_len, toy.context)
     lane = _spec(config, "target", "toy", config.target, max_model_len)
-    return Prepared(_lanes(lane, speculator_spec(config, lane, progress)), ToyText(size), max_model_len)
+    text = ToyText(toy.vocabulary)
+    return Prepared(_lanes(lane, speculator_spec(config, lane, progress)), text, max_model_len)
 
 
 def _toy_speculator(config: Config, target: LaneSpec, field: str) -> LaneSpec:
-    size = int(_toy_parameter(target.model, "vocabulary", "64", "target"))
-    draft_size = int(_toy_parameter(config.speculator, "vocabulary", "64", field))
-    if draft_size != size:
+    size = ToyParameters.parse(target.model).vocabulary
+    toy = _toy(config.speculator, field, f"ngram, or {ToyParameters(vocabulary=size, agree=0.8)}")
+    if toy.vocabulary != size:
         raise InvalidConfig(
             field,
-            f"vocabularies differ: target {size} tokens, speculator {draft_size}; "
-            f"try {config.speculator},vocabulary={size}",
+            f"vocabularies differ: target {size} tokens, speculator {toy.vocabulary}; "
+            f"try {replace(toy, vocabulary=size)}",
         )
-    return _spec(config, "speculator", "toy", config.speculator, target.max_model_len)
+    return _spec(config, "speculator", "toy", config.speculator, min(target.max_model_len, toy.context))
 
 
-def _toy_parameter(text: str, name: str, default: str, field: str) -> str:
-    """One of a toy's `name=value` pairs; the worker that becomes the toy checks them all."""
-    pairs = dict(pair.partition("=")[::2] for pair in text.replace(" ", "").split(","))
-    value = pairs.get(name, default)
-    if not value.isdigit():
-        raise InvalidConfig(
-            field, f"toy parameter {name} must be a whole number, got {value!r}; try {name}={default}"
-        )
-    return value
+def _toy(text: str, field: str, works: str) -> ToyParameters:
+    try:
+        return ToyParameters.parse(text)
+    except ValueError as error:
+        raise InvalidConfig(field, f"{field} {text!r}: {error}; try {works}") from error

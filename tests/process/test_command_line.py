@@ -202,10 +202,19 @@ def test_prompt_that_is_no_text() -> None:
 
 
 def test_a_lane_that_fails_is_status_1() -> None:
+    with running("generate", *SLOW, "--prompt", "hi") as (process, children):
+        children += workers_of(process, 1)
+        children[0].kill()
+        out, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, out) == (1, b"")
+    assert err == b"speclane: error: target lane failed: killed by SIGKILL\n"
+
+
+def test_a_toy_that_cannot_be_is_status_2() -> None:
     done = run("generate", "--engine", "toy", "--target", "step=3", "--prompt", "hi")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "speclane: error: target lane failed: a toy has no parameter 'step'" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("speclane: error: --target 'step=3': a toy has no parameter 'step'")
+    assert done.stderr.count("\n") == 1
 
 
 # ---------------------------------------------------------------- left early

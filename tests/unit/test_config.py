@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 
+from executor.checkpoint import NATIVE_ARCHITECTURES
 from executor.config import Config, Timeouts, available_cores
 from executor.errors import InvalidConfig, InvalidRequest
 from executor.model import check_length, check_prompt, prepare
+from workers.engines.native.config import ARCHITECTURES
 
 REFUSED = [
     ("engine", "jet", "native"),
@@ -85,16 +88,66 @@ def test_ngram_and_off():
 
 def test_toys_of_different_vocabularies_are_refused_before_anything_starts():
     with pytest.raises(
-        InvalidConfig, match=r"vocabularies differ: target 32 tokens, speculator 64; try .*=32"
+        InvalidConfig,
+        match=r"vocabularies differ: target 32 tokens, speculator 256; try vocabulary=32,agree=0.5$",
     ):
-        prepare(Config(engine="toy", target="vocabulary=32", speculator="agree=1"), print)
+        prepare(Config(engine="toy", target="vocabulary=32", speculator="agree=0.5"), print)
 
 
-@pytest.mark.parametrize("parameter", ["vocabulary=many", "context=-1", "vocabulary=", "context=1.5"])
-def test_toy_parameters_that_the_executor_needs_are_checked(parameter):
-    with pytest.raises(InvalidConfig, match=r"toy parameter .* must be a whole number.*try") as refusal:
-        prepare(Config(engine="toy", target=parameter), print)
-    assert refusal.value.field == "target"
+@pytest.mark.parametrize(
+    ("field", "toy", "says"),
+    [
+        ("target", "vocabulary=0", "vocabulary must be a whole number from 2 to 2147483648, got '0'"),
+        ("target", "vocabulary=²", "vocabulary must be a whole number"),
+        ("target", "vocabulary=", "vocabulary must be a whole number"),
+        ("target", "context=1", "context must be a whole number of at least 2, got '1'"),
+        ("target", "step_ms=soon", "step_ms must be a number of at least 0, got 'soon'"),
+        ("target", "/nonexistent", "a toy has no parameter '/nonexistent', only vocabulary, "),
+        ("speculator", "vocabulary=256,agree=2", "agree must be a number from 0 to 1, got '2'"),
+        ("speculator", "foo", "a toy has no parameter 'foo'"),
+        ("speculator", "NGRAM", "a toy has no parameter 'NGRAM'"),
+        ("speculator", "vocabulary=9", "vocabularies differ: target 256 tokens, speculator 9"),
+        ("speculator", "context=50,vocabulary=64", "vocabularies differ"),
+    ],
+)
+def test_toys_are_checked_before_anything_starts_and_the_values_offered_work(field, toy, says):
+    with pytest.raises(InvalidConfig) as refusal:
+        prepare(Config(**{"engine": "toy", field: toy}), print)
+    assert refusal.value.field == field
+    assert says in str(refusal.value)
+    for works in str(refusal.value).rpartition("; try ")[2].split(", or "):
+        assert prepare(Config(**{"engine": "toy", field: works}), print).specs
+
+
+def test_a_toy_has_a_context_too():
+    with pytest.raises(InvalidConfig, match="max-model-len 101 is beyond the target's context; try 100"):
+        prepare(Config(engine="toy", target="context=100", max_model_len=101), print)
+    specs = prepare(Config(engine="toy", target="context=100", speculator="context=50"), print).specs
+    assert [spec.max_model_len for spec in specs] == [100, 50]
+
+
+def test_the_native_engine_refuses_what_it_has_no_code_for_before_anything_is_loaded(tmp_path):
+    model = checkpoint(tmp_path, architectures=["GPT2LMHeadModel"])
+    with pytest.raises(InvalidConfig, match=r"is a GPT2LMHeadModel.*LlamaForCausalLM.*try --engine hf$"):
+        prepare(Config(target=str(model)), print)
+    assert NATIVE_ARCHITECTURES == ARCHITECTURES
+
+
+@pytest.mark.parametrize("context", [True, None, 1, 2.5, "2048"])
+def test_a_checkpoint_must_tell_its_context(tmp_path, context):
+    model = checkpoint(tmp_path, max_position_embeddings=context)
+    with pytest.raises(InvalidConfig) as refusal:
+        prepare(Config(target=str(model)), print)
+    message = f"config.json has max_position_embeddings {context!r}; it must be above 1, like 2048"
+    assert str(refusal.value).endswith(message)
+
+
+def checkpoint(directory, **settings):
+    """A directory that is one, as far as the executor looks before it reads the tokenizer."""
+    fields = {"architectures": ["LlamaForCausalLM"], "vocab_size": 8, "max_position_embeddings": 64}
+    (directory / "config.json").write_text(json.dumps(fields | settings))
+    (directory / "model.safetensors").write_bytes(b"")
+    return directory
 
 
 @pytest.mark.parametrize(
