@@ -83,7 +83,9 @@ class Coordinator:
     def start(self) -> None:
         """Returns when both lanes serve. Raises what kept them from it."""
         try:
-            self._thread.start()
+            with self._lock:
+                if self._failure is None:
+                    self._thread.start()
         except RuntimeError as error:
             self._end(SpeclaneError(f"no thread for the coordinator: {error}; raise the limit on processes"))
         while not self._started.wait(timeout=1.0):
@@ -121,9 +123,16 @@ class Coordinator:
     def close(self) -> None:
         """Answer all requests, stop the workers. Idempotent."""
         self._closing = True
+        closed = Closed("the executor was closed")
         with self._lock:
-            if self._failure is None:
+            # A signal can come between the making of the executor and its start.
+            never_ran = self._failure is None and self._thread.ident is None
+            if never_ran:
+                self._failure = closed
+            elif self._failure is None:
                 self._lanes.halt()
+        if never_ran:
+            self._end(closed)
         self._ended.wait()
         if self._thread.ident is not None:
             self._thread.join()

@@ -40,10 +40,12 @@ class Drafting:
 
     def run(self, plan: Sequence[Step], vocabulary_size: int) -> tuple[dict[int, list[int]], int]:
         """Usable drafts by sequence, and the nanoseconds that the speculator computed for them."""
-        steps = _suspects_alone([step for step in plan if step.k > 0])
-        asked = {step.request.seq: step for step in steps}
         speculator = self._lanes.speculator
-        if not asked or speculator is None or not speculator.idle:
+        if speculator is None or not speculator.idle:
+            return {}, 0
+        steps = self._without_foreign(speculator, [step for step in plan if step.k > 0])
+        asked = {step.request.seq: step for step in _suspects_alone(steps)}
+        if not asked:
             return {}, 0
         if self._catch_up(speculator, [step.request for step in asked.values()]):
             return {}, 0
@@ -61,6 +63,12 @@ class Drafting:
         if reply == NoReply("down"):
             self._strike([step.request for step in asked.values()])
         return {}, 0
+
+    def _without_foreign(self, speculator: Lane, steps: list[Step]) -> list[Step]:
+        """A padded vocabulary of the target can bring tokens that the speculator has not got."""
+        for request in [step.request for step in steps if _foreign(speculator, step.request)]:
+            self._quarantine(request, "it holds a token that the speculator does not have")
+        return [step for step in steps if step.request.speculate]
 
     def _catch_up(self, speculator: Lane, requests: Sequence[Request]) -> bool:
         """Whether the speculator was behind and has now been told more. Nobody waits for it to read that."""
@@ -121,6 +129,13 @@ def _suspects_alone(steps: list[Step]) -> list[Step]:
     """After the speculator died over some sequences, each is drafted for alone until it has had a draft."""
     suspects = [step for step in steps if step.request.draft_strikes]
     return [min(suspects, key=lambda step: step.request.draft_strikes)] if suspects else steps
+
+
+def _foreign(speculator: Lane, request: Request) -> bool:
+    """Whether the news of a sequence hold a token outside the speculator's vocabulary."""
+    assert speculator.ready is not None, "only a serving lane is asked"
+    size = speculator.ready.vocabulary.size
+    return size > 0 and max(request.tokens[speculator.told.get(request.seq, 0) :], default=0) >= size
 
 
 def _known(tokens: Sequence[int], vocabulary_size: int) -> bool:

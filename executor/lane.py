@@ -67,7 +67,7 @@ class Lane:
         self.state = LaneState.STARTING
         self.link = Link(self.name)
         self.process: WorkerProcess | None = None
-        self.phase = "boot"
+        self.phase = "start"
         self.ready: Ready | None = None
         self.reply: Drafted | Verified | None = None
         self.in_flight: int | None = None
@@ -75,6 +75,8 @@ class Lane:
         """Nobody waits for the order in flight any more: its reply, when it comes, is stale."""
         self.down_because = ""
         self.stderr_tail = ""
+        self.refused = False
+        """It said that what it was told to become cannot be: starting it again would not help."""
         self.told: dict[int, int] = {}
         """Per open sequence, how many committed tokens the lane knows."""
         self.busy_ns = 0

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from executor.config import Recovery, Timeouts
+    from executor.errors import SpeclaneError
     from ipc.channel import Event
     from ipc.messages import Fact, LaneSpec, Order
 
@@ -103,12 +104,15 @@ class Lanes:
     # ------------------------------------------------------------ start and stop
 
     def start(self, deadline: float) -> None:
-        """Start all workers and wait until they serve; from then on they are restarted. Raises LaneFailed."""
+        """Start all workers and wait until they serve; from then on they are restarted.
+
+        Raises InvalidConfig if a worker says that it cannot become what it was told to, else LaneFailed.
+        """
         self.supervisor.start_all()
         while waiting := [lane for lane in self.all if not lane.serving]:
             for lane in waiting:
                 if lane.state in (LaneState.DOWN, LaneState.CONDEMNED):
-                    raise LaneFailed(lane.name, lane.down_because, lane.stderr_tail)
+                    raise _refusal(lane)
             if self._halted:
                 return
             self._turn(deadline)
@@ -227,6 +231,7 @@ class Lanes:
             case Drafted() | Verified():
                 self._answered(lane, fact)
             case Failed():
+                lane.refused = fact.kind in ("configuration", "load")
                 # It exits by itself, but until it is seen to, it must not look like a lane that takes orders.
                 self.supervisor.take_down(lane, fact.message)
 
@@ -286,6 +291,13 @@ class Lanes:
         while not lane.down_because and (event := self._hub.receive(deadline)) is not None:
             self._handle(event)
         self.supervisor.bury(lane, "")
+
+
+def _refusal(lane: Lane) -> SpeclaneError:
+    """Why a lane does not serve: what it was told to become cannot be, or it failed."""
+    if lane.refused:
+        return InvalidConfig(lane.name, f"{lane.name}: {lane.down_because}")
+    return LaneFailed(lane.name, lane.down_because, lane.stderr_tail)
 
 
 def _hub(rundir: RunDir) -> Hub:

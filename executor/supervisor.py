@@ -5,13 +5,12 @@ Knows no orders and no tokens. What is due is done by `tick`, so that no wait he
 
 from __future__ import annotations
 
-import contextlib
 import random
 import signal
 import time
 from collections import Counter
 from functools import partial
-from logging import ERROR, WARNING
+from logging import ERROR, INFO, WARNING
 from typing import TYPE_CHECKING
 
 from executor import descriptors
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
     from ipc.messages import LaneName, LaneSpec
 
 _TICK_SECONDS = 0.5
+_AWAY_SECONDS = 2.0
+"""Who was away for so long, stopped perhaps, may have words of the lanes unread: their silence counts not."""
 _DESCRIPTORS = 16
 """More than a worker costs its coordinator."""
 _ENDING = ((0.0, signal.SIGUSR1), (0.2, signal.SIGABRT), (1.0, signal.SIGKILL))
@@ -53,6 +54,7 @@ class Supervisor:
         self.restarting = False
         """Whether a lane that dies is started again; not before all have served once."""
         self.next_tick = 0.0
+        self._ticked_at = time.monotonic()
         self.deaths: dict[LaneName, int] = {spec.lane: 0 for spec in specs}
         self.restarts: Counter[LaneName] = Counter()
         """How often a lane was started again, or a spare took its place."""
@@ -154,8 +156,7 @@ class Supervisor:
             return
         self._alive.remove(lane)
         del self.by_identity[lane.identity]
-        with contextlib.suppress(KeyError):  # was unwatched when it ended
-            self._hub.unwatch(process.pidfd)
+        self._hub.unwatch(process.pidfd)
         status = process.wait(time.monotonic() + 1.0)
         exit_text = describe_exit(status) if status is not None else "did not stop in time and was killed"
         lane.down_because = lane.down_because or reason or exit_text
@@ -169,7 +170,9 @@ class Supervisor:
 
     def _died(self, lane: Lane, pid: int | None) -> None:
         lane.step(LaneEvent.ENDED)
-        record(WARNING, "lane_died", lane=lane.name, epoch=lane.epoch, pid=pid, reason=lane.down_because)
+        # Before all have served once, the death is an error that the caller sees.
+        level = WARNING if self.restarting else INFO
+        record(level, "lane_died", lane=lane.name, epoch=lane.epoch, pid=pid, reason=lane.down_because)
         self._mourn(lane)
 
     def _mourn(self, lane: Lane) -> None:
@@ -226,6 +229,10 @@ class Supervisor:
         self._due = [(at, action) for at, action in self._due if at > now]
         for action in due:
             action()
+        if now - self._ticked_at > _AWAY_SECONDS:
+            for lane in self._alive:
+                lane.heard_at = now
+        self._ticked_at = now
         for lane in list(self._alive):
             if lane.process is not None:
                 lane.process.trim_stderr()
@@ -253,8 +260,14 @@ class Supervisor:
         self._due.clear()
         self._incoming.clear()
         for lane in self._alive:
+            deaf = (
+                lane.state is LaneState.STARTING
+            )  # hears nothing before it has loaded, and has nothing to lose
             lane.step(LaneEvent.STOP)
-            tell(lane)
+            if deaf:
+                _signal(lane, signal.SIGKILL)
+            else:
+                tell(lane)
         deadline = time.monotonic() + self._timeouts.stop
         for lane in list(self._alive):
             assert lane.process is not None, "a lane that is alive has a process"

@@ -12,13 +12,16 @@ if TYPE_CHECKING:
 
 IDLE_SECONDS = 5.0
 """An idle worker says every second that its loop turns."""
+BOOT_SECONDS = 60.0
+"""From its start to its first word a worker imports little, and loads nothing."""
 
 
 def silent_too_long(lane: Lane, timeouts: Timeouts, now: float) -> str | None:
     """Why the lane counts as hung, or None."""
     if lane.state is LaneState.STARTING:
-        if now - lane.started_at > timeouts.load:
-            return f"not ready in time, still in phase {lane.phase} after {timeouts.load:g} s"
+        limit = min(BOOT_SECONDS, timeouts.load) if lane.phase == "start" else timeouts.load
+        if now - lane.started_at > limit:
+            return f"not ready in time, in phase {lane.phase} after {limit:g} s"
     elif lane.state is LaneState.SERVING:
         if lane.in_flight is not None:
             limit, what = (timeouts.verify, "verdict") if lane.name == "target" else (timeouts.hang, "draft")

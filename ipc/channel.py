@@ -6,6 +6,7 @@ All waits take a deadline on time.monotonic().
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -94,7 +95,9 @@ class Hub:
         self._poller.register(fd, zmq.POLLIN)
 
     def unwatch(self, fd: int) -> None:
-        self._poller.unregister(fd)
+        """Does nothing if it is not watched."""
+        with contextlib.suppress(KeyError):
+            self._poller.unregister(fd)
 
     def close(self) -> None:
         self._context.destroy(linger=0)

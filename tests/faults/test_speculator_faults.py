@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from executor import LaneFailed, Recovery, RestartPolicy
+from executor import InvalidConfig, LaneFailed, Recovery, RestartPolicy
 from executor.lane import LaneState
 
 NEVER_AGAIN = Recovery(policy=RestartPolicy(intensity=0))
@@ -249,7 +249,6 @@ def test_a_flood_on_stderr_blocks_nothing(faults, fake, undisturbed):
         ("garbage at boot", "sent a malformed frame", ""),
         ("another wire version", "speaks wire version 2, this is 1", ""),
         ("greets as the other", "greets as", ""),
-        ("fails at load", "no such weights", ""),
     ],
 )
 @pytest.mark.parametrize("lane", ["target", "speculator"])
@@ -262,7 +261,15 @@ def test_a_worker_that_does_not_come_up(faults, fake, lane, behaviour, reason, t
 
 
 @pytest.mark.parametrize("lane", ["target", "speculator"])
+def test_a_worker_that_cannot_become_what_it_was_told(faults, fake, lane):
+    fake(lane, "fails at load")
+    with pytest.raises(InvalidConfig, match=f"^{lane}: no such weights") as refusal:
+        faults.toys().start()
+    assert refusal.value.field == lane
+
+
+@pytest.mark.parametrize("lane", ["target", "speculator"])
 def test_a_worker_that_never_speaks(faults, fake, lane):
     fake(lane, "never greets")
-    with pytest.raises(LaneFailed, match=f"{lane} lane failed: not ready in time, still in phase boot"):
+    with pytest.raises(LaneFailed, match=f"{lane} lane failed: not ready in time, in phase start"):
         faults.toys(timeouts={"load": 1.0, "stop": 0.3}).start()

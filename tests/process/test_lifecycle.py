@@ -119,15 +119,14 @@ def test_workers_stop_by_themselves_when_told():
     ],
 )
 def test_a_worker_that_refuses_its_model(options, lane, says):
-    with pytest.raises(LaneFailed, match=f"{lane} lane failed: .*{says}") as failure:
+    with pytest.raises(InvalidConfig, match=says) as refusal:
         toys(**options).start()
-    assert failure.value.lane == lane
-    assert "ValueError" in failure.value.stderr_tail
-    assert "\n" not in str(failure.value)
+    assert refusal.value.field == lane
+    assert "\n" not in str(refusal.value)
 
 
 def test_a_start_that_takes_too_long():
-    with pytest.raises(LaneFailed, match="not ready in time, still in phase boot"):
+    with pytest.raises(LaneFailed, match="not ready in time, in phase start"):
         toys(timeouts=Timeouts(load=0.001)).start()
 
 

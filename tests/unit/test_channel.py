@@ -219,8 +219,7 @@ def test_watched_descriptors_wake_the_hub(hub: Hub):
         os.write(writing, b"!")
         hub.unwatch(reading)
         assert hub.receive(time.monotonic()) is None
-        with pytest.raises(KeyError):
-            hub.unwatch(reading)
+        hub.unwatch(reading)  # once more does no harm
     finally:
         os.close(reading)
         os.close(writing)
