@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 from executor.errors import InvalidConfig
 from executor.models import DEFAULT_TARGET
 from executor.restart import RestartPolicy
 from ipc.messages import LaneName
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from ipc.toy import ToyParameters
 
 EngineName = Literal["native", "hf", "toy"]
 DtypeName = Literal["fp32", "bf16", "fp16"]
@@ -39,6 +39,12 @@ class Timeouts:
         for name in ("load", "draft", "verify", "hang", "stop"):
             default: Any = type(self).__dataclass_fields__[name].default
             check_seconds(f"{name}_timeout", getattr(self, name), default)
+        if self.hang < self.draft:
+            raise InvalidConfig(
+                "hang_timeout",
+                f"hang-timeout {self.hang:g} must not be below draft_timeout {self.draft:g}; "
+                f"try {self.draft:g}",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +69,20 @@ class Recovery:
 
     def __post_init__(self) -> None:
         """Raises InvalidConfig."""
+        _instance("policy", self.policy, RestartPolicy, "RestartPolicy(intensity=10)")
+        _whole("intensity", self.policy.intensity, 0, 1 << 30, "10")
+        for name, works in (("period", 60.0), ("backoff", 0.1), ("backoff_max", 10.0)):
+            check_seconds(name, getattr(self.policy, name), works)
         _one_of("group", self.group, ("separate", "one_for_all"))
+        _instance("standby", self.standby, tuple, '("speculator",)')
         for lane in self.standby:
             _one_of("standby", lane, get_args(LaneName))
         _whole("strikes", self.strikes, 1, 100, "3")
         _whole("collapse_rounds", self.collapse_rounds, 1, 1 << 30, "256")
-        if not 0 <= self.collapse_share <= 1:
+        share = self.collapse_share
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
             raise InvalidConfig(
-                "collapse_share", f"collapse-share must be from 0 to 1, got {self.collapse_share!r}; try 0.01"
+                "collapse_share", f"collapse-share must be from 0 to 1, got {share!r}; try 0.01"
             )
 
 
@@ -89,6 +101,7 @@ class Config:
     max_sequences: how many sequences run at once; more wait.
     threads: threads of each lane's arithmetic on CPUs; None is all cores that this process may use.
     cache_dir: where fetched checkpoints are kept; None is $SPECLANE_CACHE, else the user's cache directory.
+        Text will do; a leading ~ is the user's home.
     """
 
     target: str = ""
@@ -106,19 +119,21 @@ class Config:
 
     def __post_init__(self) -> None:
         """Raises InvalidConfig naming the field."""
-        if not self.target:
-            object.__setattr__(self, "target", "vocabulary=256" if self.engine == "toy" else DEFAULT_TARGET)
+        if self.target in ("", None):
+            target = str(ToyParameters()) if self.engine == "toy" else DEFAULT_TARGET
+            object.__setattr__(self, "target", target)
+        for name, works in (("target", DEFAULT_TARGET), ("speculator", "ngram"), ("device", "auto")):
+            object.__setattr__(self, name, _text(name, getattr(self, name), works))
+        if self.cache_dir is not None:
+            object.__setattr__(self, "cache_dir", local_path("cache_dir", self.cache_dir, "./models"))
         _one_of("engine", self.engine, get_args(EngineName))
         _one_of("dtype", self.dtype, get_args(DtypeName))
-        name, _, index = self.device.partition(":")
-        if name not in ("auto", "cpu", "cuda") or (index and (name != "cuda" or not index.isdigit())):
+        if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", self.device):
             raise InvalidConfig(
                 "device", f"device must be auto, cpu, cuda or cuda:N, got {self.device!r}; try auto"
             )
-        if not self.speculator:
-            raise InvalidConfig(
-                "speculator", "speculator must not be empty; try off, ngram or a checkpoint directory"
-            )
+        _instance("timeouts", self.timeouts, Timeouts, "Timeouts(load=600.0)")
+        _instance("recovery", self.recovery, Recovery, "Recovery(strikes=3)")
         whole = "num_speculative_tokens", "max_sequences"
         for option, high, works in zip(
             whole, (MAX_SPECULATIVE_TOKENS, MAX_SEQUENCES), ("5", "8"), strict=True
@@ -146,6 +161,27 @@ def check_seconds(name: str, seconds: object, works: float) -> None:
         raise InvalidConfig(
             name, f"{option} must be a positive number of seconds, got {seconds!r}; try {works:g}"
         )
+
+
+def local_path(name: str, value: object, works: str) -> Path:
+    """A path that was given as text or path, with ~ for a home. Raises InvalidConfig about `name`."""
+    text = _text(name, value, works)
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise InvalidConfig(name, f"{name} {text!r} is in the home of no user; try {works}") from None
+
+
+def _text(name: str, value: object, works: str) -> str:
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str) or not text:
+        raise InvalidConfig(name, f"{name} must be a text that is not empty, got {value!r}; try {works}")
+    return text
+
+
+def _instance(name: str, value: object, kind: type, works: str) -> None:
+    if not isinstance(value, kind):
+        raise InvalidConfig(name, f"{name} must be {kind.__name__}, got {value!r}; try {name}={works}")
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:

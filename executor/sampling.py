@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from executor.errors import InvalidRequest
 
@@ -39,10 +41,10 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest naming the field."""
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        object.__setattr__(self, "stop", _several("stop", stop, "a list of strings", "'\\n\\n'"))
+        stop_ids = _several("stop_token_ids", self.stop_token_ids, "a list of token ids", "[2]")
+        object.__setattr__(self, "stop_token_ids", stop_ids)
         _number("temperature", self.temperature, 0.0, 100.0, "0.8, or 0 for greedy")
         _number("top_p", self.top_p, 0.0, 1.0, "0.95", open_below=True)
         _number("min_p", self.min_p, 0.0, 1.0, "0.05")
@@ -50,9 +52,13 @@ class SamplingParams:
         if self.seed is not None:
             _integer("seed", self.seed, 0, (1 << 63) - 1, "42")
         _integer("max_tokens", self.max_tokens, 1, 1 << 31, "128")
-        _integer("min_tokens", self.min_tokens, 0, self.max_tokens, f"0 … max_tokens ({self.max_tokens})")
+        _integer("min_tokens", self.min_tokens, 0, self.max_tokens, str(self.max_tokens), " (max_tokens)")
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, 0, 20, "5")
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidRequest(
+                "ignore_eos", f"ignore_eos must be True or False, got {self.ignore_eos!r}; try True"
+            )
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise InvalidRequest(
@@ -73,8 +79,18 @@ def _number(
         )
 
 
-def _integer(name: str, value: int, low: int, high: int, works: str) -> None:
+def _integer(name: str, value: int, low: int, high: int, works: str, bound: str = "") -> None:
+    """`bound`: where the upper one comes from."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InvalidRequest(
-            name, f"{name} must be a whole number from {low} to {high}, got {value!r}; try {works}"
+            name, f"{name} must be a whole number from {low} to {high}{bound}, got {value!r}; try {works}"
         )
+
+
+def _several(name: str, value: object, what: str, works: str) -> tuple[Any, ...]:
+    """The values as a tuple; None is none."""
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise InvalidRequest(name, f"{name} must be {what}, got {value!r}; try {works}")
+    return tuple(value)

@@ -1,6 +1,5 @@
 """`speclane bench decode`: decoding speed with and without speculation."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -68,6 +67,7 @@ def _plan(given: dict[str, Any]) -> "Plan":
     """Raises InvalidConfig or InvalidRequest before anything is loaded."""
     from executor.bench.decode import Plan, parse_modes
     from executor.bench.prompts import COPY_HEAVY, read_prompts
+    from executor.config import local_path
     from executor.sampling import SamplingParams
 
     for name, works in (("new_tokens", 64), ("repeat", 3), ("limit", 8)):
@@ -79,11 +79,11 @@ def _plan(given: dict[str, Any]) -> "Plan":
             "speculator", "--speculator off contradicts --modes with sequential; try --speculator ngram"
         )
     SamplingParams(temperature=given["temperature"], seed=given["seed"])
+    file = given["prompts"]
+    prompts = COPY_HEAVY if file is None else local_path("prompts", file, str(COPY_HEAVY))
     return Plan(
         config=o.config(given, max_sequences=given["batch"]),
-        prompts=read_prompts(
-            Path(given["prompts"]) if given["prompts"] is not None else COPY_HEAVY, given["limit"]
-        ),
+        prompts=read_prompts(prompts, given["limit"]),
         modes=modes,
         new_tokens=given["new_tokens"],
         temperature=given["temperature"],

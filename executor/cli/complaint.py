@@ -82,7 +82,9 @@ def _named(field: str, message: str) -> str:
     named = option(field)
     words = rf"{field}|{field.replace('_', '-')}"
     message = re.sub(rf"^(?:{words})\b", named, message)
-    message = re.sub(r"(?<![\w-])(?:max|min|num|top)_\w+\b", lambda match: option(match[0]), message)
+    message = re.sub(
+        r"(?<![\w-])(?:(?:max|min|num|top)_\w+|\w+_timeout)\b", lambda match: option(match[0]), message
+    )
     return message if named in message else f"{named}: {message}"
 
 

@@ -1,12 +1,11 @@
 """Options that commands share, and what they make: a Config and SamplingParams.
 
 A value that was not given is None, and then the executor's own default holds. What a value may be is the
-executor's to say. Options of drafting mean nothing with `--speculator off`, but they are no error: a script may
-try several speculators with the same others.
+executor's to say. Options of drafting mean nothing with `--speculator off`, but they are no error: a script
+may try several speculators with the same others.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -103,7 +102,7 @@ def config(given: Mapping[str, Any], **fixed: Any) -> "Config":
     if given.get("target") == "":
         raise InvalidConfig("target", "target must not be empty; try smollm2-135m")
     if given.get("cache_dir") is not None:
-        chosen["cache_dir"] = Path(given["cache_dir"])
+        chosen["cache_dir"] = given["cache_dir"]
     timeouts = {name: given[key] for name, key in _TIMEOUTS.items() if given.get(key) is not None}
     return Config(**chosen, timeouts=Timeouts(**timeouts), **fixed)
 

@@ -1,6 +1,5 @@
 """`speclane prune`: a draft model out of a model's own layers."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,15 +17,16 @@ def prune(
 ) -> None:
     """Make a draft model of some layers of a model, for --speculator DESTINATION."""
     from executor import models
+    from executor.config import local_path
     from executor.prune import prune as prune_checkpoint
 
     kept = parse_layers(layers)
+    made = local_path("destination", destination, "./draft")
+    cache = None if cache_dir is None else local_path("cache_dir", cache_dir, "./models")
     with progress_shown():
-        directory = models.resolve(
-            source, field="source", cache_dir=Path(cache_dir) if cache_dir else None, progress=note
-        )
+        directory = models.resolve(source, field="source", cache_dir=cache, progress=note)
     try:
-        written = prune_checkpoint(directory, Path(destination), kept)
+        written = prune_checkpoint(directory, made, kept)
     except OSError as error:
         raise InvalidConfig(
             "destination", f"DESTINATION {destination} cannot be written: {error.strerror}; try ./draft"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
 from executor.checkpoint import NATIVE_ARCHITECTURES
-from executor.config import Config, Timeouts, available_cores
+from executor.config import Config, Recovery, Timeouts, available_cores
 from executor.errors import InvalidConfig, InvalidRequest
 from executor.model import check_length, check_prompt, prepare
+from executor.restart import RestartPolicy
 from workers.engines.native.config import ARCHITECTURES
 
 REFUSED = [
@@ -19,7 +21,19 @@ REFUSED = [
     ("device", "tpu", "auto"),
     ("device", "cuda:x", "auto"),
     ("device", "cpu:0", "auto"),
+    ("device", "cuda:", "auto"),
+    ("device", "cuda:²", "auto"),
+    ("device", "", "auto"),
+    ("device", None, "auto"),
+    ("target", 5, "smollm2-135m"),
     ("speculator", "", "ngram"),
+    ("speculator", None, "ngram"),
+    ("cache_dir", "", "./models"),
+    ("cache_dir", 5, "./models"),
+    ("cache_dir", "~nosuchuser/x", "./models"),
+    ("engine", None, "native"),
+    ("timeouts", {"load": 3}, "timeouts=Timeouts(load=600.0)"),
+    ("recovery", None, "recovery=Recovery(strikes=3)"),
     ("num_speculative_tokens", 0, "5"),
     ("num_speculative_tokens", 33, "5"),
     ("num_speculative_tokens", 2.5, "5"),
@@ -39,7 +53,8 @@ def test_a_refusal_names_the_option_the_value_and_one_that_works(field, value, w
     assert refusal.value.field == field
     message = str(refusal.value)
     assert "\n" not in message
-    assert field.replace("_", "-") in message
+    assert field in message.replace("-", "_")
+    assert repr(value) in message
     assert works in message.rpartition("try ")[2]
 
 
@@ -51,6 +66,45 @@ def test_a_timeout_is_a_positive_number_of_seconds(name, seconds):
     ) as refusal:
         Timeouts(**{name: seconds})
     assert refusal.value.field == f"{name}_timeout"
+
+
+def test_a_lane_must_not_hang_before_its_draft_is_late():
+    with pytest.raises(
+        InvalidConfig, match=r"^hang-timeout 2 must not be below draft_timeout 10; try 10$"
+    ) as refusal:
+        Timeouts(hang=2.0)
+    assert refusal.value.field == "hang_timeout"
+    assert Timeouts(hang=10.0)
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("group", {"group": "all"}),
+        ("standby", {"standby": "target"}),
+        ("standby", {"standby": ("draft",)}),
+        ("strikes", {"strikes": 0}),
+        ("collapse_share", {"collapse_share": "1"}),
+        ("collapse_share", {"collapse_share": 1.5}),
+        ("policy", {"policy": None}),
+        ("intensity", {"policy": RestartPolicy(intensity=-1)}),
+        ("period", {"policy": RestartPolicy(period=0)}),
+        ("backoff", {"policy": RestartPolicy(backoff="soon")}),
+        ("backoff_max", {"policy": RestartPolicy(backoff_max=math.inf)}),
+    ],
+)
+def test_recovery_that_cannot_be_is_refused(field, options):
+    with pytest.raises(InvalidConfig, match=r"; try ") as refusal:
+        Recovery(**options)
+    assert refusal.value.field == field
+
+
+def test_paths_may_be_text(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Config(cache_dir="/models").cache_dir == Path("/models")
+    assert Config(cache_dir="~/models").cache_dir == tmp_path / "models"
+    assert Config(target=tmp_path).target == str(tmp_path)
+    assert Config(target=None).target == "smollm2-135m"
 
 
 def test_the_default_target_hangs_on_the_engine():

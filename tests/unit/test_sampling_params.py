@@ -47,6 +47,9 @@ REFUSED = [
     ("stop_token_ids", (-1,)),
     ("stop_token_ids", ("2",)),
     ("stop_token_ids", (1.0,)),
+    ("ignore_eos", "no"),
+    ("ignore_eos", None),
+    ("ignore_eos", 1),
 ]
 
 
@@ -71,6 +74,8 @@ def test_the_value_offered_does_work(field, value):
     offered = offered.split(",")[0].split(" ")[0]
     if field == "stop":
         assert SamplingParams(stop=offered.strip("'"))
+    elif field == "ignore_eos":
+        assert SamplingParams(ignore_eos=offered == "True").ignore_eos
     elif field == "stop_token_ids":
         assert SamplingParams(stop_token_ids=(int(offered),))
     else:
@@ -99,6 +104,27 @@ def test_the_bounds_themselves_are_accepted(params):
 def test_one_stop_string_may_stand_alone_and_lists_become_tuples():
     assert SamplingParams(stop="x").stop == ("x",)
     assert SamplingParams(stop=["x", "y"], stop_token_ids=[1, 2]).stop_token_ids == (1, 2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("stop", 5), ("stop", b"x"), ("stop_token_ids", 5), ("stop_token_ids", "5")]
+)
+def test_what_is_no_list_is_refused(field, value):
+    with pytest.raises(
+        InvalidRequest, match=rf"^{field} must be a list of .*, got {value!r}; try "
+    ) as refusal:
+        SamplingParams(**{field: value})
+    assert refusal.value.field == field
+
+
+def test_none_is_no_stop():
+    assert SamplingParams(stop=None, stop_token_ids=None) == SamplingParams()  # type: ignore[arg-type]
+
+
+def test_min_tokens_are_bounded_by_max_tokens():
+    message = r"^min_tokens must be a whole number from 0 to 4 \(max_tokens\), got 9; try 4$"
+    with pytest.raises(InvalidRequest, match=message):
+        SamplingParams(min_tokens=9, max_tokens=4)
 
 
 def test_params_are_frozen():
