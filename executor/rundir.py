@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 
@@ -17,6 +18,7 @@ CONTROL = "control"
 """Name of the socket in it that a running executor is controlled by."""
 
 _PREFIX = "speclane-"
+_CONTENTS = {"lock", "hub", CONTROL}
 
 
 class RunDir:
@@ -66,15 +68,26 @@ def control_sockets() -> list[Path]:
 
 
 def _sweep(base: Path) -> None:
+    """Remove what dead executors of this user left, and nothing else that may be called like it."""
     for directory in base.glob(f"{_PREFIX}*"):
         try:
+            if not _ours(directory):
+                continue
             lock = os.open(directory / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
             continue  # another user's, or one just being made
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(directory, ignore_errors=True)
-        except BlockingIOError:
-            pass  # its owner lives
+            for name in _CONTENTS:
+                (directory / name).unlink(missing_ok=True)
+            directory.rmdir()
+        except OSError:
+            pass  # its owner lives, or somebody has put something else into it
         finally:
             os.close(lock)
+
+
+def _ours(directory: Path) -> bool:
+    status = directory.lstat()
+    private = stat.S_ISDIR(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o700
+    return private and status.st_uid == os.geteuid() and set(os.listdir(directory)) <= _CONTENTS

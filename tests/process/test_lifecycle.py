@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -211,7 +212,7 @@ class TestRunDir:
 
     def test_a_dead_owners_directory_is_swept_and_a_living_ones_is_not(self, runtime_directory):
         dead = runtime_directory / "speclane-dead"
-        dead.mkdir()
+        dead.mkdir(mode=0o700)
         (dead / "lock").touch()
         (dead / "hub").touch()
         living = RunDir()
@@ -220,6 +221,17 @@ class TestRunDir:
         assert living.path.exists()
         living.remove()
         another.remove()
+
+    @pytest.mark.parametrize(("mode", "contents"), [(0o700, "thesis.txt"), (0o755, "hub")])
+    def test_what_is_no_run_directory_is_left_alone(self, runtime_directory, mode, contents):
+        stranger = runtime_directory / "speclane-notes"
+        stranger.mkdir()
+        stranger.chmod(mode)
+        (stranger / "lock").touch()
+        (stranger / contents).touch()
+        RunDir().remove()
+        assert sorted(path.name for path in stranger.iterdir()) == sorted(["lock", contents])
+        shutil.rmtree(stranger)
 
     def test_a_directory_that_is_just_being_made_is_left_alone(self, runtime_directory):
         young = runtime_directory / "speclane-young"
