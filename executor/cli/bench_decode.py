@@ -18,7 +18,9 @@ def decode(
     ctx: typer.Context,
     prompts: Annotated[
         str | None,
-        typer.Option(help="JSON lines with question_id, category, turns. [default: shipped]", metavar="FILE"),
+        typer.Option(
+            help="JSON lines with question_id, category, turns.", metavar="FILE", show_default="shipped"
+        ),
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Only the first L prompts.", metavar="L")] = None,
     new_tokens: Annotated[int, typer.Option(help="Tokens to decode per prompt.", metavar="N")] = 64,
@@ -37,7 +39,9 @@ def decode(
     cache_dir: o.CacheDir = None,
     load_timeout: o.LoadTimeout = None,
     draft_timeout: o.DraftTimeout = None,
+    hang_timeout: o.HangTimeout = None,
     verify_timeout: o.VerifyTimeout = None,
+    stop_timeout: o.StopTimeout = None,
     temperature: o.Temperature = 0.0,
     seed: Annotated[
         int, typer.Option(help="Seed of the first prompt; the next has one more.", metavar="S")

@@ -14,13 +14,15 @@ def invariance(
     dtype: o.Dtype = "bf16",
     threads: o.Threads = None,
     cache_dir: o.CacheDir = None,
-    num_speculative_tokens: Annotated[int, typer.Option(help="Longest draft.", metavar="K")] = 7,
+    num_speculative_tokens: Annotated[
+        int, typer.Option(help="Longest draft in tokens, from 1 to 32.", metavar="K")
+    ] = 7,
     context: Annotated[int, typer.Option(help="Tokens before the steps measured.", metavar="N")] = 200,
     repeat: Annotated[int, typer.Option(help="Steps of each kind; the median counts.", metavar="R")] = 30,
     as_json: o.Json = False,
     verbose: o.Verbose = False,
 ) -> None:
-    """Time of the native engine's steps with and without bits that do not depend on the batch (CPU only)."""
+    """Cost of batch-invariant numerics: step time with and without them (CPU only)."""
     log_to_stderr(verbose=verbose)
     o.whole("context", context, 1, 1 << 20, 200)
     o.whole("repeat", repeat, 1, 10000, 30)

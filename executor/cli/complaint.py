@@ -38,6 +38,8 @@ _EXAMPLES = {
     "draft_timeout": 10,
     "verify_timeout": 120,
     "hang_timeout": 30,
+    "stop_timeout": 3,
+    "limit": 8,
 }
 """Values that work for options whose default is none of their type."""
 
@@ -50,10 +52,10 @@ class Complaint(NamedTuple):
     details: str = ""
 
 
-def complaint(error: Exception) -> Complaint:
-    """What to tell the user of any error."""
+def complaint(error: Exception, command: str = "speclane") -> Complaint:
+    """What to tell the user of any error; `command`: that and its subcommand, as far as it was given."""
     if isinstance(error, UsageError):
-        return Complaint(_usage(error), 2)
+        return Complaint(_usage(error, command), 2)
     if isinstance(error, InvalidConfig | InvalidRequest):
         return Complaint(_named(error.field, _one_line(error)), 2)
     if isinstance(error, LaneFailed):
@@ -88,15 +90,14 @@ def _named(field: str, message: str) -> str:
     return message if named in message else f"{named}: {message}"
 
 
-def _usage(error: Any) -> str:
+def _usage(error: Any, command: str) -> str:
     text = _one_line(error.format_message()).rstrip(".")
     parameter = getattr(error, "param", None)
     if isinstance(error, typer.BadParameter) and parameter is not None:
         works = _EXAMPLES.get(parameter.name, parameter.default)
         if isinstance(works, int | float | str):
             return f"{text}; try {parameter.opts[0]} {works}"
-    path = error.ctx.command_path if error.ctx is not None else "speclane"
-    return f"{text}; see {path} --help"
+    return f"{text}; see {command} --help"
 
 
 def _one_line(error: object) -> str:

@@ -22,7 +22,8 @@ _EXAMPLE = "--prompt 'Why is the sky blue?'"
 def generate(
     ctx: typer.Context,
     prompt: Annotated[
-        str | None, typer.Option(help="The user's message. [default: read from stdin]", metavar="TEXT")
+        str | None,
+        typer.Option(help="The user's message.", metavar="TEXT", show_default="read from stdin"),
     ] = None,
     system: o.System = None,
     raw: o.Raw = False,
@@ -37,7 +38,9 @@ def generate(
     cache_dir: o.CacheDir = None,
     load_timeout: o.LoadTimeout = None,
     draft_timeout: o.DraftTimeout = None,
+    hang_timeout: o.HangTimeout = None,
     verify_timeout: o.VerifyTimeout = None,
+    stop_timeout: o.StopTimeout = None,
     max_tokens: o.MaxTokens = 256,
     temperature: o.Temperature = 0.0,
     top_p: o.TopP = None,

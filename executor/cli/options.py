@@ -17,56 +17,60 @@ if TYPE_CHECKING:
     from executor.sampling import SamplingParams
 
 
-def _option(panel: str, metavar: str, text: str) -> Any:
-    return typer.Option(help=text, metavar=metavar, rich_help_panel=panel)
+def _option(panel: str, metavar: str, text: str, default: str | None = None) -> Any:
+    """`default`: what holds if the option is not given; None shows the parameter's own, if it has one."""
+    shown = True if default is None else default
+    return typer.Option(help=text, metavar=metavar, show_default=shown, rich_help_panel=panel)
 
 
-def _model(metavar: str, text: str) -> Any:
-    return _option("Model", metavar, text)
+def _model(metavar: str, text: str, default: str | None = None) -> Any:
+    return _option("Model", metavar, text, default)
 
 
-def _sampling(metavar: str, text: str) -> Any:
-    return _option("Sampling", metavar, text)
+def _timeout(text: str, default: str) -> Any:
+    return _option("Timeouts", "SECONDS", text, default)
+
+
+def _sampling(metavar: str, text: str, default: str | None = None) -> Any:
+    return _option("Sampling", metavar, text, default)
 
 
 def _flag(panel: str, name: str, text: str) -> Any:
     return typer.Option(name, help=text, rich_help_panel=panel)
 
 
-Target = Annotated[
-    str | None, _model("MODEL", "Alias, checkpoint directory or hub id. [default: smollm2-135m]")
-]
+Target = Annotated[str | None, _model("MODEL", "Alias, checkpoint directory or hub id.", "smollm2-135m")]
 Speculator = Annotated[
     str, _model("off|ngram|MODEL", "What drafts: nothing, prompt lookup, or a small model.")
 ]
-NumSpeculativeTokens = Annotated[int | None, _model("K", "Longest draft. [default: 5]")]
+NumSpeculativeTokens = Annotated[int | None, _model("K", "Longest draft in tokens, from 1 to 32.", "5")]
 Engine = Annotated[str, _model("native|hf|toy", "Code that runs the models.")]
 Dtype = Annotated[str, _model("fp32|bf16|fp16", "Type of weights and arithmetic.")]
 Device = Annotated[str, _model("DEVICE", "auto, cpu, cuda or cuda:N, for both lanes.")]
 MaxModelLen = Annotated[
-    int | None, _model("N", "Longest sequence in tokens, prompt included. [default: the target's]")
+    int | None, _model("N", "Longest sequence in tokens, prompt included.", "the target's")
 ]
-Threads = Annotated[int | None, _model("N", "CPU threads of each lane. [default: all cores]")]
+Threads = Annotated[int | None, _model("N", "CPU threads of each lane.", "all cores")]
 CacheDir = Annotated[
-    str | None, _model("DIRECTORY", "Where fetched models are. [default: $SPECLANE_CACHE, else ~/.cache]")
+    str | None, _model("DIRECTORY", "Where fetched models are kept.", "$SPECLANE_CACHE, else ~/.cache")
 ]
-LoadTimeout = Annotated[float | None, _model("SECONDS", "Time until both lanes must serve. [default: 600]")]
-DraftTimeout = Annotated[
-    float | None, _model("SECONDS", "After so long the target goes on without a draft. [default: 10]")
-]
-VerifyTimeout = Annotated[
-    float | None, _model("SECONDS", "After so long the target counts as failed. [default: 120]")
-]
+LoadTimeout = Annotated[float | None, _timeout("Time until both lanes must serve.", "600")]
+DraftTimeout = Annotated[float | None, _timeout("After so long the target goes on without a draft.", "10")]
 HangTimeout = Annotated[
-    float | None, _model("SECONDS", "After so long without an answer a speculator is ended. [default: 30]")
+    float | None,
+    _timeout("After so long without an answer a speculator is ended; at least --draft-timeout.", "30"),
 ]
+VerifyTimeout = Annotated[float | None, _timeout("After so long the target counts as failed.", "120")]
+StopTimeout = Annotated[float | None, _timeout("After so long a lane that was told to stop is killed.", "3")]
 
 MaxTokens = Annotated[int, _sampling("N", "Generate at most so many tokens.")]
 Temperature = Annotated[float, _sampling("T", "0 is greedy.")]
 TopP = Annotated[float | None, _sampling("P", "Keep the most probable tokens of this mass.")]
 TopK = Annotated[int | None, _sampling("K", "Keep the K most probable tokens.")]
 MinP = Annotated[float | None, _sampling("P", "Keep tokens with this share of the best one's probability.")]
-Seed = Annotated[int | None, _sampling("S", "Same seed, same text. [default: drawn]")]
+Seed = Annotated[
+    int | None, _sampling("S", "Same seed, same text, for the same model, prompt and sampling.", "drawn")
+]
 MinTokens = Annotated[int | None, _sampling("N", "No stop before so many tokens.")]
 Stop = Annotated[list[str] | None, _sampling("TEXT", "End the text at this string; repeatable.")]
 StopTokenId = Annotated[list[int] | None, _sampling("ID", "End the text at this token; repeatable.")]
@@ -78,7 +82,7 @@ Logprobs = Annotated[
 Raw = Annotated[bool, _flag("Prompt", "--raw", "Send the prompt as it is, without the chat template.")]
 System = Annotated[str | None, _option("Prompt", "TEXT", "System message of the chat.")]
 Pid = Annotated[
-    int | None, typer.Option(help="Which executor. [default: the one that is running]", metavar="PID")
+    int | None, typer.Option(help="Which executor.", metavar="PID", show_default="the one that is running")
 ]
 Json = Annotated[bool, _flag("Output", "--json", "Write one JSON object to stdout.")]
 Verbose = Annotated[bool, _flag("Output", "--verbose", "Log each lane's phases and notes to stderr.")]
@@ -87,7 +91,7 @@ _CONFIG = (
     *("target", "speculator", "engine", "dtype", "device"),
     *("num_speculative_tokens", "max_model_len", "threads"),
 )
-_TIMEOUTS = {name: f"{name}_timeout" for name in ("load", "draft", "verify", "hang")}
+_TIMEOUTS = {name: f"{name}_timeout" for name in ("load", "draft", "verify", "hang", "stop")}
 _PARAMS = (
     *("max_tokens", "min_tokens", "ignore_eos", "logprobs", "seed"),
     *("temperature", "top_p", "top_k", "min_p"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -22,10 +22,11 @@ def run(argv: Sequence[str]) -> int:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors="replace")  # a model's text must not fail on a terminal's encoding
+    command = typer.main.get_command(app)
     try:
-        status = typer.main.get_command(app).main(list(argv), prog_name="speclane", standalone_mode=False)
+        status = command.main(list(argv), prog_name="speclane", standalone_mode=False)
     except Exception as error:  # noqa: BLE001  the process's edge: the user gets a line, never a traceback
-        told = complaint(error)
+        told = complaint(error, _named(command, argv))
         note(f"error: {told.line}")
         if told.details:
             sys.stderr.write("".join(f"  {line}\n" for line in told.details.splitlines()))
@@ -33,3 +34,14 @@ def run(argv: Sequence[str]) -> int:
             traceback.print_exception(error)
         return told.status
     return status if isinstance(status, int) else 0
+
+
+def _named(command: Any, argv: Sequence[str]) -> str:
+    """`speclane bench decode`: not all of click's errors know where they happened."""
+    names = ["speclane"]
+    for word in argv:
+        command = getattr(command, "commands", {}).get(word)
+        if command is None:
+            break
+        names.append(word)
+    return " ".join(names)

@@ -17,6 +17,7 @@ import typer
 from executor.bench import decode, overhead
 from executor.bench.prompts import COPY_HEAVY, read_prompts
 from executor.cli import options
+from executor.cli.app import app
 from executor.cli.complaint import complaint
 from executor.cli.output import log_to_stderr, progress_shown
 from executor.cli.prune import parse_layers
@@ -245,6 +246,12 @@ PROMPT = ("generate", *TOY, "--prompt", "hi")
         ((*PROMPT, "--load-timeout", "0"), ("--load-timeout", "try 600")),
         ((*PROMPT, "--draft-timeout", "-1"), ("--draft-timeout", "try 10")),
         ((*PROMPT, "--verify-timeout", "nan"), ("--verify-timeout", "try 120")),
+        ((*PROMPT, "--stop-timeout", "0"), ("--stop-timeout", "try 3")),
+        (
+            (*PROMPT, "--hang-timeout", "2"),
+            ("--hang-timeout 2 must not be below --draft-timeout 10; try 10",),
+        ),
+        ((*PROMPT, "--draft-timeout", "60"), ("--hang-timeout 30 must not be", "60; try 60")),
         (("generate", "--prompt", "hi", "--target", "/nowhere"), ("--target", "try smollm2-135m")),
         (("generate", "--prompt", "hi", "--target", "~nosuchuser/x"), ("--target", "try smollm2-135m")),
         (("generate", "--prompt", "hi", "--target", "x" * 300), ("--target", "too long", "try smollm2-135m")),
@@ -275,6 +282,9 @@ PROMPT = ("generate", *TOY, "--prompt", "hi")
         (("bench", "overhead", "--num-speculative-tokens", "99"), ("--num-speculative-tokens", "try 5")),
         (("bench", "decode", *TOY, "--modes", "off,ahead"), ("--modes", "'ahead'", "try off,sequential")),
         (("bench", "decode", *TOY, "--prompts", "/nowhere"), ("--prompts", "/nowhere")),
+        (("bench", "decode", "--batch"), ("--batch", "see speclane bench decode --help")),
+        (("bench", "decode", "--limit", "x"), ("--limit", "try --limit 8")),
+        (("bench", "invariance", "-K", "50"), ("-K", "see speclane bench invariance --help")),
         (("bench", "decode", *TOY, "--limit", "0"), ("--limit", "try 8")),
         (("bench", "decode", *TOY, "--repeat", "0"), ("--repeat", "try 3")),
         (("bench", "decode", *TOY, "--batch", "0"), ("--batch", "try 8")),
@@ -320,6 +330,45 @@ def test_log_lines(capsys) -> None:
     log.info("seen")
     expected = "speclane: warning: lost 1\nspeclane: fetching\nspeclane: seen\n"
     assert capsys.readouterr() == ("", expected)
+
+
+def commands(command=None, name: str = "speclane"):
+    """All commands, by their full names."""
+    command = command or typer.main.get_command(app)
+    yield name, command
+    for word, sub in getattr(command, "commands", {}).items():
+        yield from commands(sub, f"{name} {word}")
+
+
+@pytest.mark.parametrize("name", ["generate", "bench decode", "chaos"])
+def test_help_shows_the_defaults_that_hold(name: str, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    assert run((*name.split(), "--help")) == 0
+    lines = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if " --" in line}
+    config = Config()
+    for option, default in (
+        ("--target", config.target),
+        ("--num-speculative-tokens", str(config.num_speculative_tokens)),
+        ("--max-model-len", "the target's"),
+        ("--threads", "all cores"),
+        ("--cache-dir", "$SPECLANE_CACHE, else ~/.cache"),
+        *(
+            (f"--{timeout}-timeout", f"{getattr(config.timeouts, timeout):g}")
+            for timeout in ("load", "draft")
+        ),
+        *(
+            (f"--{timeout}-timeout", f"{getattr(config.timeouts, timeout):g}")
+            for timeout in ("hang", "verify")
+        ),
+    ):
+        assert f"[default: ({default})]" in lines[option]
+    assert "from 1 to 32" in lines["--num-speculative-tokens"]
+
+
+def test_no_help_text_holds_what_rich_would_take_for_markup() -> None:
+    for name, command in commands():
+        for text in (command.help, *(getattr(parameter, "help", None) for parameter in command.params)):
+            assert "[" not in (text or ""), name
 
 
 def test_help_imports_nothing_heavy() -> None:
