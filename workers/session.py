@@ -76,10 +76,10 @@ class Session:
         self._phase_reached("boot")
         lane = lifecycle.load(order.spec)
         self._phase_reached("load")
-        lane.warm_up()
+        lane.served.warm_up()
         self._phase_reached("warm_up")
-        self._configured = True
-        self._send(Ready(self._epoch, lane.vocabulary, lane.max_model_len, lane.notes))
+        self._configured, served = True, lane.served
+        self._send(Ready(self._epoch, served.vocabulary, served.max_model_len, served.notes))
         idle_turns = 0
         while not isinstance(order := self._receive(PROGRESS_SECONDS), Stop):
             if order is None:

@@ -10,7 +10,8 @@ from workers.lane import SequenceTable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ipc.messages import DraftItem, OpenedSequence, Vocabulary
+    from ipc.messages import DraftItem, OpenedSequence
+    from workers.engines.engine import Served
     from workers.sequence import LaneSequence
 
 
@@ -25,17 +26,9 @@ class Speculator(Protocol):
     """Guesses tokens. A sequence is one object from open to close; its tokens are always committed ones."""
 
     @property
-    def vocabulary(self) -> Vocabulary:
-        """Size 0 means: proposes only tokens that it was given."""
+    def served(self) -> Served:
+        """What this speculator runs on, or itself."""
         ...
-
-    @property
-    def max_model_len(self) -> int: ...
-
-    @property
-    def notes(self) -> list[str]: ...
-
-    def warm_up(self) -> None: ...
 
     def open(self, sequence: LaneSequence) -> None: ...
 
@@ -48,23 +41,9 @@ class Speculator(Protocol):
 
 class SpeculatorLane:
     def __init__(self, speculator: Speculator) -> None:
+        self.served = speculator.served
         self._speculator = speculator
         self._sequences = SequenceTable()
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        return self._speculator.vocabulary
-
-    @property
-    def max_model_len(self) -> int:
-        return self._speculator.max_model_len
-
-    @property
-    def notes(self) -> list[str]:
-        return self._speculator.notes
-
-    def warm_up(self) -> None:
-        self._speculator.warm_up()
 
     def open(self, opened: Sequence[OpenedSequence]) -> None:
         for record in opened:

@@ -13,29 +13,15 @@ from workers.lane import SequenceTable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ipc.messages import OpenedSequence, VerifyItem, Vocabulary
-    from workers.engines.engine import Engine, Sample
+    from ipc.messages import OpenedSequence, VerifyItem
+    from workers.engines.engine import Engine, Sample, Served
 
 
 class TargetLane:
     def __init__(self, engine: Engine[Any]) -> None:
+        self.served: Served = engine
         self._engine = engine
         self._sequences = SequenceTable()
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        return self._engine.vocabulary
-
-    @property
-    def max_model_len(self) -> int:
-        return self._engine.max_model_len
-
-    @property
-    def notes(self) -> list[str]:
-        return self._engine.notes
-
-    def warm_up(self) -> None:
-        self._engine.warm_up()
 
     def open(self, opened: Sequence[OpenedSequence]) -> None:
         for record in opened:

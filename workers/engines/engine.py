@@ -49,11 +49,13 @@ class Sample:
 R = TypeVar("R")
 
 
-class Engine(Protocol, Generic[R]):
-    """A causal language model. `R` is the engine's own type of a batch of logit rows."""
+class Served(Protocol):
+    """What a lane says of itself when it is ready, and does once before."""
 
     @property
-    def vocabulary(self) -> Vocabulary: ...
+    def vocabulary(self) -> Vocabulary:
+        """Size 0 means: yields only tokens that it was given."""
+        ...
 
     @property
     def max_model_len(self) -> int:
@@ -62,12 +64,16 @@ class Engine(Protocol, Generic[R]):
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know about how this engine runs here, a line each."""
+        """What the user should know about how this runs here, a line each."""
         ...
 
     def warm_up(self) -> None:
         """Run once what serving will run, so that the first order is not slower than the others."""
         ...
+
+
+class Engine(Served, Protocol, Generic[R]):
+    """A causal language model. `R` is the engine's own type of a batch of logit rows."""
 
     def open(self, seq: int) -> None:
         """Make room for a sequence. Raises MemoryError if there is none."""

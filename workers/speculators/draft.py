@@ -11,8 +11,7 @@ from workers.engines.engine import Draw, Window
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ipc.messages import Vocabulary
-    from workers.engines.engine import Engine, Sample
+    from workers.engines.engine import Engine, Sample, Served
     from workers.sequence import LaneSequence
     from workers.speculator import Ask
 
@@ -23,23 +22,9 @@ class DraftSpeculator:
     """A sequence whose logits are no numbers gets no drafts from then on; the others are not affected."""
 
     def __init__(self, engine: Engine[Any]) -> None:
+        self.served: Served = engine
         self._engine = engine
         self._broken: set[int] = set()
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        return self._engine.vocabulary
-
-    @property
-    def max_model_len(self) -> int:
-        return self._engine.max_model_len
-
-    @property
-    def notes(self) -> list[str]:
-        return self._engine.notes
-
-    def warm_up(self) -> None:
-        self._engine.warm_up()
 
     def open(self, sequence: LaneSequence) -> None:
         self._engine.open(sequence.seq)

@@ -23,6 +23,10 @@ class NgramSpeculator:
         self._indexes: dict[int, NgramIndex] = {}
 
     @property
+    def served(self) -> NgramSpeculator:
+        return self
+
+    @property
     def vocabulary(self) -> Vocabulary:
         return Vocabulary(size=0, fingerprint="")
 
