@@ -12,12 +12,16 @@ def main() -> NoReturn:
     """Runs the command in sys.argv and exits: 0 done, 1 failed, 2 bad input, 128 + n ended by signal n."""
     try:
         quitting.on_signals()  # before the slow imports: an early Ctrl-C is no traceback either
+        from executor.cli import streams
+
+        streams.secure()
         from executor.cli.run import run
 
         status = run(sys.argv[1:])
     except quitting.Quit as quit_:
         status = quit_.status
-    sys.exit(quitting.settle(status))
+    quitting.settle()
+    sys.exit(status)
 
 
 if __name__ == "__main__":

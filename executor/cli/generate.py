@@ -92,7 +92,9 @@ def _prompt(given: str | None) -> str:
     if given is not None:
         text = o.valid_text("prompt", given)
     elif sys.stdin is None or sys.stdin.isatty():
-        raise InvalidRequest("prompt", f"--prompt is missing, and stdin is a terminal; try {_EXAMPLE}")
+        raise InvalidRequest(
+            "prompt", f"--prompt is missing, and stdin is a terminal or closed; try {_EXAMPLE}"
+        )
     else:
         try:
             text = sys.stdin.buffer.read().decode().removesuffix("\n")

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-
-from executor.cli.quitting import Quit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -18,12 +15,9 @@ log = logging.getLogger("speclane")
 
 
 def write(text: str) -> None:
-    """To stdout, at once. Raises Quit when nobody reads it any more."""
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise Quit.by_signal(signal.SIGPIPE) from None
+    """To stdout, at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def write_json(result: Mapping[str, Any]) -> None:

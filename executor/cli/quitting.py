@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
+
+from executor.errors import SpeclaneError
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -35,17 +37,13 @@ def on_signals() -> None:
     sys.unraisablehook = _unraisable
 
 
-def settle(status: int) -> int:
-    """Make sure that the interpreter's own end is as quiet; returns the exit status."""
+def settle() -> None:
+    """Make sure that the interpreter's own end is as quiet."""
     for number in (*_SIGNALS, signal.SIGALRM):
         signal.signal(number, signal.SIG_IGN)
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The interpreter flushes once more at its end, where nobody could catch the error.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = status or Quit.by_signal(signal.SIGPIPE).status
-    return status
+    with suppress(Quit, SpeclaneError):  # of stdout, which then does not fail again
+        if sys.stdout is not None:
+            sys.stdout.flush()
 
 
 def _quit(number: int, _frame: FrameType | None) -> NoReturn:

@@ -25,6 +25,7 @@ def run(argv: Sequence[str]) -> int:
     command = typer.main.get_command(app)
     try:
         status = command.main(list(argv), prog_name="speclane", standalone_mode=False)
+        sys.stdout.flush()
     except Exception as error:  # noqa: BLE001  the process's edge: the user gets a line, never a traceback
         told = complaint(error, _named(command, argv))
         note(f"error: {told.line}")

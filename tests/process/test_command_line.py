@@ -263,3 +263,53 @@ def test_reader_that_goes_away() -> None:
         process.stdout.close()
         assert process.wait(SECONDS) == 128 + signal.SIGPIPE
         assert process.stderr.read().startswith(b"speclane: serving: ")
+
+
+# ---------------------------------------------------------------- streams that are none
+
+GENERATE = ("generate", *TOY, "--prompt", "hello", "--max-tokens", "12")
+
+
+def redirected(redirection: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """The command as a shell runs it with this redirection, such as `>&-`."""
+    return subprocess.run(
+        ["sh", "-c", f'exec "$@" {redirection}', "sh", *COMMAND, *arguments],
+        capture_output=True,
+        timeout=SECONDS,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.parametrize("arguments", [GENERATE, (*GENERATE, "--json"), ("--help",), ("version",)])
+def test_stdout_that_is_full_is_told_in_one_line(arguments: tuple[str, ...]) -> None:
+    done = redirected(">/dev/full", *arguments)
+    *before, last = done.stderr.decode().splitlines()
+    assert (done.returncode, last) == (
+        1,
+        "speclane: error: stdout cannot be written: No space left on device",
+    )
+    assert all(line.startswith("speclane: serving: ") for line in before)
+
+
+@pytest.mark.parametrize("arguments", [GENERATE, ("--help",)])
+def test_stdout_that_is_closed_is_told_before_anything_is_loaded(arguments: tuple[str, ...]) -> None:
+    done = redirected(">&-", *arguments)
+    expected = b"speclane: error: stdout is closed; redirect it, for example to /dev/null\n"
+    assert (done.returncode, done.stderr) == (1, expected)
+
+
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", "<&- 2>&-"])
+def test_an_answer_needs_no_stderr(redirection: str) -> None:
+    expected = generate_json("--max-tokens", "12")["text"]
+    done = redirected(redirection, *GENERATE)
+    assert (done.returncode, done.stdout.decode(), done.stderr) == (0, expected + "\n", b"")
+
+
+def test_a_prompt_from_a_closed_stdin_is_missing() -> None:
+    done = redirected("<&-", "generate", *TOY)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(
+        b"speclane: error: --prompt is missing, and stdin is a terminal or closed; "
+    )
+    assert done.stderr.count(b"\n") == 1

@@ -398,7 +398,8 @@ def test_signal_in_a_destructor_is_not_lost() -> None:
         "    Fragile()\n"
         "    signal.pause()\n"
         "except quitting.Quit as quit_:\n"
-        "    sys.exit(quitting.settle(quit_.status))\n"
+        "    quitting.settle()\n"
+        "    sys.exit(quit_.status)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=20)
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
