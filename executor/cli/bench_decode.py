@@ -109,12 +109,13 @@ def _warn(result: dict[str, Any]) -> None:
 
 def _show(result: dict[str, Any]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     title = f"{result['target']}, {result['dtype']}, {result['threads']} threads, batch {result['batch']}"
     columns = ("mode", "tok/s", "speedup", "length", "by position", "draft", "verify", "wire", "tokens")
     caption = "length: tokens per target step; draft, verify, wire: milliseconds per round"
-    table = Table(*columns, title=title, caption=caption, box=None)
+    table = Table(*columns, title=escape(title), caption=caption, box=None)
     for row in result["rows"]:
         split = row["round_ms"]
         table.add_row(

@@ -51,10 +51,11 @@ def _fixed(given: dict[str, Any]) -> dict[str, Any]:
 
 def _show(result: dict[str, Any]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     title = f"{result['target']}, {result['dtype']}, {result['threads']} threads, context {result['context']}"
-    table = Table("rows", "plain", "invariant", "ratio", title=title, box=None)
+    table = Table("rows", "plain", "invariant", "ratio", title=escape(title), box=None)
     for row in result["rows"]:
         times = (f"{row[name]:.2f} ms" for name in ("plain_ms", "invariant_ms"))
         table.add_row(str(row["rows"]), *times, f"{row['cost_ratio']:.3f}")

@@ -30,6 +30,11 @@ class Run:
         """Of all generated tokens over the whole time, the prompt's included."""
         return len(self.completion.token_ids) / self.seconds if self.seconds > 0 else 0.0
 
+    @property
+    def lost_drafts(self) -> dict[str, int]:
+        """Drafts that did not come in time, that could not be used, and that came when nobody waited."""
+        return {"missed": self.stats.missed, "invalid": self.stats.invalid, "stale": self.stale}
+
 
 def as_dict(run: Run, config: Config) -> dict[str, Any]:
     done = run.completion
@@ -46,7 +51,7 @@ def as_dict(run: Run, config: Config) -> dict[str, Any]:
         "prompt_tokens": len(done.prompt_token_ids),
         "tokens": len(done.token_ids),
         "rounds": done.acceptance.rounds,
-        "drafts": {"missed": run.stats.missed, "invalid": run.stats.invalid, "stale": run.stale},
+        "drafts": run.lost_drafts,
         "target": config.target,
         "speculator": config.speculator,
         "engine": config.engine,
@@ -73,6 +78,8 @@ def show(run: Run) -> None:
     if done.acceptance.drafted:
         shares = " ".join(f"{share:.0%}" for share in done.acceptance.by_position)
         table.add_row("by position", shares)
+    if lost := [f"{count} {how}" for how, count in run.lost_drafts.items() if count]:
+        table.add_row("lost drafts", ", ".join(lost))
     for lane in run.lanes:
         memory = "" if lane["resident_mb"] is None else f", {lane['resident_mb']:.0f} MB"
         table.add_row(f"{lane['lane']} lane", f"busy {lane['busy_share']:.0%}{memory}, {lane['engine']}")

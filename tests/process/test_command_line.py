@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+import tokenizers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -215,6 +216,18 @@ def test_a_toy_that_cannot_be_is_status_2() -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("speclane: error: --target 'step=3': a toy has no parameter 'step'")
     assert done.stderr.count("\n") == 1
+
+
+def test_what_only_a_worker_can_refuse_is_one_line_and_status_2_too(tmp_path) -> None:
+    settings = {"architectures": ["LlamaForCausalLM"], "vocab_size": 2, "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"hidden_act": "gelu"}))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    words = tokenizers.models.WordLevel({"hi": 0, "?": 1}, unk_token="?")
+    tokenizers.Tokenizer(words).save(str(tmp_path / "tokenizer.json"))
+    done = run("generate", "--target", str(tmp_path), "--prompt", "hi", "--raw")
+    reason = f"{tmp_path}/config.json: hidden_act is 'gelu'; the native engine supports 'silu' only"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"speclane: error: --target: {reason}; try the hf engine\n"
 
 
 # ---------------------------------------------------------------- left early

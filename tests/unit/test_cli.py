@@ -16,7 +16,7 @@ import typer
 
 from executor.bench import decode, overhead
 from executor.bench.prompts import COPY_HEAVY, read_prompts
-from executor.cli import options
+from executor.cli import bench_decode, bench_invariance, options, report
 from executor.cli.app import app
 from executor.cli.complaint import complaint
 from executor.cli.output import log_to_stderr, progress_shown
@@ -24,7 +24,9 @@ from executor.cli.prune import parse_layers
 from executor.cli.run import run
 from executor.config import Config
 from executor.errors import Closed, InvalidConfig, InvalidRequest, LaneFailed
+from executor.request import Acceptance, Completion
 from executor.sampling import SamplingParams
+from executor.stats import Stats
 from ipc.errors import WireError
 
 if TYPE_CHECKING:
@@ -330,6 +332,32 @@ def test_log_lines(capsys) -> None:
     log.info("seen")
     expected = "speclane: warning: lost 1\nspeclane: fetching\nspeclane: seen\n"
     assert capsys.readouterr() == ("", expected)
+
+
+def finished(**stats: int) -> report.Run:
+    completion = Completion([1, 2], [3], "x", "length", 7, Acceptance({(2, 0): 1}), None)
+    return report.Run(
+        completion, 1.0, 0.5, [], Stats(missed=stats["missed"], invalid=stats["invalid"]), stats["stale"]
+    )
+
+
+def test_drafts_that_were_lost_are_told(capsys) -> None:
+    report.show(finished(missed=2, invalid=0, stale=1))
+    assert "lost drafts        2 missed, 1 stale" in capsys.readouterr().err
+    report.show(finished(missed=0, invalid=0, stale=0))
+    assert "lost" not in capsys.readouterr().err
+    assert report.as_dict(finished(missed=0, invalid=3, stale=0), Config())["drafts"] == {
+        "missed": 0,
+        "invalid": 3,
+        "stale": 0,
+    }
+
+
+def test_brackets_of_a_path_are_no_markup(capsys) -> None:
+    result = {"target": "/models/[big]", "dtype": "bf16", "threads": 1, "batch": 1, "context": 9, "rows": []}
+    bench_decode._show(result)
+    bench_invariance._show(result)
+    assert capsys.readouterr().out.count("/models/[big]") == 2
 
 
 def commands(command=None, name: str = "speclane"):
