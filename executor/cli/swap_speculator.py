@@ -23,10 +23,10 @@ def swap_speculator(
     check_seconds("load_timeout", load_timeout, works=600.0)
     options.valid_text("model", model)
     executor = control_client.choose(pid)
-    write(f"speculator: {control_client.swap_speculator(executor, _from_anywhere(model), load_timeout)}\n")
+    write(f"speculator: {control_client.swap_speculator(executor, from_anywhere(model), load_timeout)}\n")
 
 
-def _from_anywhere(model: str) -> str:
+def from_anywhere(model: str) -> str:
     """The executor runs in another directory, so that of a checkpoint is given in full."""
     from executor.models import ALIASES
 

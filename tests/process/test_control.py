@@ -22,9 +22,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from executor import LLM, Closed, InvalidConfig, LaneFailed, SamplingParams, SpeclaneError, control, process
+from executor import (
+    LLM,
+    Closed,
+    InvalidConfig,
+    LaneFailed,
+    Recovery,
+    SamplingParams,
+    SpeclaneError,
+    control,
+    process,
+)
 from executor import control_client as client
 from executor.cli.complaint import complaint
+from executor.cli.swap_speculator import from_anywhere
 from executor.control import ControlServer
 from executor.control_wire import (
     HEADER,
@@ -481,6 +492,34 @@ def test_a_speculator_that_does_not_come_up_leaves_all_as_it_was(monkeypatch):
         assert llm.generate("hello", PARAMS)[0].acceptance_length > 1
 
 
+def test_a_swap_begins_what_has_not_begun_and_not_what_has_ended():
+    llm = toys()
+    try:
+        llm.swap_speculator("off")
+        assert (llm.speculation, len(llm.coordinator.lanes)) == ("off", 1)
+    finally:
+        llm.close()
+    with pytest.raises(Closed):
+        llm.swap_speculator("ngram")
+
+
+def test_the_spare_is_swapped_too():
+    """Or the next death would bring the one before back."""
+    with toys(recovery=Recovery(standby=("speculator",))) as llm:
+        supervisor = llm.coordinator._lanes.supervisor
+        wait_for(lambda: supervisor._spares["speculator"].serving)
+        spare = supervisor._spares["speculator"]
+        llm.swap_speculator("ngram")
+        wait_for(lambda: spare.process is None)
+        wait_for(lambda: supervisor._spares["speculator"].serving)
+        first = llm.coordinator.lanes[1]
+        first.process.kill()
+        wait_for(lambda: llm.coordinator.lanes[1] is not first and llm.coordinator.lanes[1].serving)
+        assert llm.coordinator.lanes[1].spec.engine == "ngram"
+        llm.swap_speculator("off")
+        wait_for(lambda: len(supervisor._alive) == 1)
+
+
 def test_whoever_waits_for_a_swap_hears_of_the_end(monkeypatch):
     heard: list[BaseException] = []
     with toys() as llm:
@@ -524,6 +563,19 @@ def test_a_run_directory_too_deep_for_the_socket_costs_only_the_control(
 
 
 # ---------------------------------------------------------------- the command line
+
+
+def test_a_directory_is_named_in_full(monkeypatch, runtime_directory):
+    monkeypatch.chdir(runtime_directory)
+    for name in ("draft", "ngram", "smollm2-135m"):
+        os.mkdir(name)
+    try:
+        assert from_anywhere("draft") == str(runtime_directory.resolve() / "draft")
+        for name in ("ngram", "off", "", "smollm2-135m", "organisation/name", "vocabulary=256"):
+            assert from_anywhere(name) == name
+    finally:
+        for name in ("draft", "ngram", "smollm2-135m"):
+            os.rmdir(name)
 
 
 def speclane(*arguments: str) -> tuple[int, str, str]:
