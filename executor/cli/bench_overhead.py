@@ -38,12 +38,12 @@ def _show(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("batch", "K", "round p50", "round p99", "per sequence", "draft lane", "target lane")
-    times = (
-        *(result["round_us"]["p50"], result["round_us"]["p99"], result["per_sequence_us"]),
-        *(result["lanes_us"]["draft"], result["lanes_us"]["verify"]),
-    )
-    table.add_row(
-        str(result["batch"]), str(result["k"]), *(f"{microseconds:.1f} µs" for microseconds in times)
-    )
+    table = Table.grid(padding=(0, 2))
+    table.add_row("batch", f"{result['batch']} sequences, drafts of {result['k']} tokens")
+    table.add_row("round", f"p50 {result['round_us']['p50']:.1f} µs, p99 {result['round_us']['p99']:.1f} µs")
+    table.add_row("floor", f"{result['floor_us']:.1f} µs: two bare round trips between processes")
+    table.add_row("over floor", f"{result['over_floor_us']:.1f} µs")
+    table.add_row("per sequence", f"{result['per_sequence_us']:.1f} µs")
+    for lane, name in (("draft", "speculator"), ("verify", "target")):
+        table.add_row(f"{name} lane", f"{result['lanes_us'][lane]:.1f} µs of its own, not counted above")
     Console().print(table)

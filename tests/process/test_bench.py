@@ -30,6 +30,8 @@ def test_overhead(batch: int) -> None:
     result = json.loads(done.stdout)
     assert (result["batch"], result["k"], result["rounds"], result["repeats"]) == (batch, 5, 20, 2)
     assert 0 < result["round_us"]["p50"] <= result["round_us"]["p99"]
+    assert result["floor_us"] > 0
+    assert result["over_floor_us"] == pytest.approx(result["round_us"]["p50"] - result["floor_us"], abs=0.02)
     assert result["per_sequence_us"] == pytest.approx(result["round_us"]["p50"] / batch, abs=0.01)
     assert result["lanes_us"]["draft"] > 0
     assert result["lanes_us"]["verify"] > 0
@@ -38,7 +40,8 @@ def test_overhead(batch: int) -> None:
 def test_overhead_table() -> None:
     done = bench("overhead", "--rounds", "10", "--repeat", "1", "--num-speculative-tokens", "2")
     assert done.returncode == 0
-    assert "per sequence" in done.stdout
+    for heading in ("per sequence", "floor", "over floor"):
+        assert heading in done.stdout
 
 
 @pytest.mark.parametrize(("temperature", "batch"), [("0", "1"), ("1", "3")])
