@@ -39,7 +39,7 @@ def _show(result: dict[str, Any]) -> None:
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
-    table.add_row("batch", f"{result['batch']} sequences, drafts of {result['k']} tokens")
+    table.add_row("batch", f"{result['batch']}, drafts of {result['k']} tokens")
     table.add_row("round", f"p50 {result['round_us']['p50']:.1f} µs, p99 {result['round_us']['p99']:.1f} µs")
     table.add_row("floor", f"{result['floor_us']:.1f} µs: two bare round trips between processes")
     table.add_row("over floor", f"{result['over_floor_us']:.1f} µs")
