@@ -84,6 +84,8 @@ def _named(field: str, message: str) -> str:
     named = option(field)
     words = rf"{field}|{field.replace('_', '-')}"
     message = re.sub(rf"^(?:{words})\b", named, message)
+    if not named.startswith("--"):  # an argument: it is given as it is
+        message = message.replace(f"--{field} DIRECTORY", "a DIRECTORY")
     message = re.sub(
         r"(?<![\w-])(?:(?:max|min|num|top)_\w+|\w+_timeout)\b", lambda match: option(match[0]), message
     )

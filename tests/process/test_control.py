@@ -604,6 +604,8 @@ def test_the_commands_on_a_running_executor():
             [lane.name, "serving", "pid", str(lane.process.pid)] for lane in llm.coordinator.lanes
         ]
         assert speclane("swap-speculator", "off") == (0, "speculator: off\n", "")
+        refused = InvalidConfig("model", "model x/y: no such model; pass --model DIRECTORY")
+        assert complaint(refused).line == "MODEL x/y: no such model; pass a DIRECTORY"
         status, out, err = speclane("swap-speculator", "vocabulary=9")
         assert (status, out) == (2, "")
         assert err.startswith("speclane: error: MODEL: vocabularies differ: ")
