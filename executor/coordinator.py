@@ -69,7 +69,7 @@ class Coordinator:
         self.stats = Stats()
         self._drafting = Drafting(self._lanes, timeouts.draft, self.stats)
         self._verifying = Verifying(self._lanes, timeouts.verify)
-        self._swapping = Swapping(self._lanes, self._swapped)
+        self._swapping = Swapping(self._lanes, self._errands.append, self._swapped)
         self._speculates = len(specs) > 1
         self._health = HealthLog()
         self._fresh_collapse = partial(Collapse, recovery.collapse_rounds, recovery.collapse_share)

@@ -1,7 +1,8 @@
 """Another speculator in the midst of serving: it loads beside the present one, then takes its place.
 
-Runs in the coordinator's thread, between rounds. Knows no requests: a new speculator has been told nothing,
-so the draft step brings it up to date like one that was started again.
+Runs in the coordinator's thread, and moves over between rounds, so that no round loses its drafts. Knows no
+requests: a new speculator has been told nothing, so the draft step brings it up to date like one that was
+started again.
 """
 
 from __future__ import annotations
@@ -23,8 +24,15 @@ if TYPE_CHECKING:
 
 
 class Swapping:
-    def __init__(self, lanes: Lanes, on_swapped: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        lanes: Lanes,
+        between_rounds: Callable[[Callable[[], None]], None],
+        on_swapped: Callable[[], None],
+    ) -> None:
+        """`between_rounds` has something done when no round is under way."""
         self._lanes = lanes
+        self._between_rounds = between_rounds
         self._on_swapped = on_swapped
 
     def begin(self, spec: LaneSpec | None, vocabulary: Vocabulary, done: Future[None]) -> None:
@@ -34,7 +42,9 @@ class Swapping:
         """
         if spec is not None:
             try:
-                self._lanes.supervisor.bring_in(spec, lambda lane: self._arrived(lane, vocabulary, done))
+                self._lanes.supervisor.bring_in(
+                    spec, lambda lane: self._between_rounds(lambda: self._arrived(lane, vocabulary, done))
+                )
             except LaneFailed as error:
                 fail(done, error)
         elif done.set_running_or_notify_cancel():
