@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from executor import dialogue
 from executor.events import record
-from executor.lanes import NoReply
+from ipc.link import LinkState
 from ipc.messages import Draft, Drafted, DraftItem
 
 if TYPE_CHECKING:
@@ -37,9 +37,12 @@ class Drafting:
         self._lanes = lanes
         self._seconds = seconds
         self._stats = stats
+        self._owing: tuple[Lane, list[Request]] | None = None
+        """Who was asked, about what, and was not waited for."""
 
     def run(self, plan: Sequence[Step], vocabulary_size: int) -> tuple[dict[int, list[int]], int]:
         """Usable drafts by sequence, and the nanoseconds that the speculator computed for them."""
+        self._look_after_owing()
         speculator = self._lanes.speculator
         if speculator is None or not speculator.idle:
             return {}, 0
@@ -60,9 +63,20 @@ class Drafting:
         if isinstance(reply, Drafted):
             return self._usable(asked, reply.items, vocabulary_size), reply.busy_ns
         self._stats.missed += len(asked)
-        if reply == NoReply("down"):
-            self._strike([step.request for step in asked.values()])
+        self._owing = speculator, [step.request for step in asked.values()]
         return {}, 0
+
+    def _look_after_owing(self) -> None:
+        """A strike for the sequences over which the speculator died, perhaps when nobody waited any more."""
+        if self._owing is None:
+            return
+        speculator, requests = self._owing
+        owes = speculator.in_flight is not None and speculator.link.state is not LinkState.STOPPING
+        if owes and speculator.serving:
+            return
+        self._owing = None
+        if owes:
+            self._strike([request for request in requests if request.finish_reason is None])
 
     def _without_foreign(self, speculator: Lane, steps: list[Step]) -> list[Step]:
         """A padded vocabulary of the target can bring tokens that the speculator has not got."""
@@ -75,7 +89,7 @@ class Drafting:
         room = CATCH_UP_TOKENS
         if sum(dialogue.backlog(speculator, request) for request in requests) <= room:
             return False
-        items = []
+        items, told = [], []
         for request in requests:
             take = min(dialogue.backlog(speculator, request), room)
             if take == 0:
@@ -86,9 +100,11 @@ class Drafting:
             items.append(
                 DraftItem(request.seq, request.gen, length, dialogue.news(speculator, request, length), k=0)
             )
+            told.append(request)
             room -= take
         self._lanes.ask(speculator, Draft(speculator.epoch, next(dialogue.order_numbers), items))
         speculator.abandoned = True
+        self._owing = speculator, told
         self._stats.catch_ups += 1
         return True
 

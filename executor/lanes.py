@@ -253,6 +253,9 @@ class Lanes:
 
     def _answered(self, lane: Lane, fact: Drafted | Verified) -> None:
         lane.busy_ns += fact.busy_ns
+        if lane.state is LaneState.CONDEMNED:  # shaken out of its sleep by the signals that end it
+            self.counts.stale += 1
+            return
         if fact.order != lane.in_flight or lane.abandoned:
             self.counts.stale += 1
         else:
