@@ -198,7 +198,7 @@ class Supervisor:
             self.given_up.add(lane.name)
             record(ERROR, "lane_given_up", lane=lane.name, deaths=self.deaths[lane.name])
             return
-        if lane.name in self.current and self.current[lane.name].state is LaneState.DOWN:
+        if self.current.get(lane.name) is lane:
             self._at(now + delay, lambda: self._restart(lane.name))
             if self._recovery.group == "one_for_all":
                 self._end_others(lane)
