@@ -39,6 +39,12 @@ class Faults:
             assert time.monotonic() < deadline, "the condition did not come true in time"
             time.sleep(0.002)
 
+    @classmethod
+    def wait_until_healthy(cls, llm: LLM) -> None:
+        """After a death that was seen: until all lanes serve again and the coordinator says so."""
+        cls.wait_for(lambda: all(lane.serving for lane in llm.coordinator.lanes))
+        cls.wait_for(lambda: llm.coordinator.health.state == "healthy")
+
 
 @pytest.fixture
 def faults() -> Faults:
@@ -85,5 +91,45 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
             return [sys.executable, script, behaviour, *whole[whole.index("--lane") :]]
 
         monkeypatch.setattr(process, "command", command)
+
+    return install
+
+
+class Fault:
+    """The one fault of a faulty worker, as the test holds it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def arm(self) -> None:
+        """From now on it may strike."""
+        (self._directory / "armed").touch()
+
+    def let_go(self) -> None:
+        """End its wait in the phase `drain`."""
+        (self._directory / "go").touch()
+
+    @property
+    def fired(self) -> bool:
+        return (self._directory / "fired").exists()
+
+
+@pytest.fixture
+def inject(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, str, str], Fault]:
+    """`inject(lane, fault, phase)`: that lane's workers are faulty ones from now on, the other's sound ones.
+
+    See faulty_worker.py.
+    """
+    real = process.command
+    script = str(Path(__file__).with_name("faulty_worker.py"))
+
+    def install(lane: str, fault: str, phase: str) -> Fault:
+        def command(its_lane: Any, *rest: Any) -> list[str]:
+            whole = real(its_lane, *rest)
+            its = [fault, phase] if its_lane == lane else ["none", "none"]
+            return [sys.executable, script, *its, str(tmp_path), *whole[whole.index("--lane") :]]
+
+        monkeypatch.setattr(process, "command", command)
+        return Fault(tmp_path)
 
     return install

@@ -98,6 +98,13 @@ def _phases(fact: Fact) -> tuple[str, ...]:
     return ()
 
 
+def hang(peer: FaultyPeer, fact: Fact) -> None:
+    """In C, with the GIL held, as a deadlocked extension would."""
+    libc = ctypes.PyDLL(None)
+    while True:
+        libc.sleep(3600)
+
+
 def raise_error(peer: FaultyPeer, fact: Fact) -> None:
     raise RuntimeError("a fault on purpose")
 
@@ -112,7 +119,7 @@ FAULTS: dict[str, Callable[[FaultyPeer, Fact], object]] = {
     "SIGSTOP": lambda peer, fact: os.kill(os.getpid(), signal.SIGSTOP),
     "abort": lambda peer, fact: os.abort(),
     "exception": raise_error,
-    "hang": lambda peer, fact: ctypes.PyDLL(None).sleep(3600),  # in C, with the GIL held
+    "hang": hang,
     "garbage": lambda peer, fact: peer._socket.send(b"\xc1"),
     "stale epoch": lambda peer, fact: Peer.send(peer, msgspec.structs.replace(fact, epoch="past")),
     "slow": send_slowly,

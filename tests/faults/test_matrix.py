@@ -15,15 +15,13 @@ import itertools
 import logging
 import re
 import signal
-import sys
 import threading
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from faulty_worker import FAULTS
 
-from executor import Closed, LaneFailed, Recovery, RestartPolicy, process
+from executor import Closed, LaneFailed, Recovery, RestartPolicy
 from executor.lane import LaneState
 
 PHASES = ("boot", "load", "boot again", "load again", "idle", "draft", "verify", "drain", "stop")
@@ -88,37 +86,10 @@ def cells(*phases: str):
     )
 
 
-class Fault:
-    """The fault of a cell, as the test holds it."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    def arm(self) -> None:
-        (self._directory / "armed").touch()
-
-    def let_go(self) -> None:
-        (self._directory / "go").touch()
-
-    @property
-    def fired(self) -> bool:
-        return (self._directory / "fired").exists()
-
-
 @pytest.fixture
-def fault(cell, monkeypatch, tmp_path) -> Fault:
-    """The cell's lane is a faulty worker from now on, the other one as real, without a fault."""
+def fault(cell, monkeypatch, inject):
     monkeypatch.setattr("executor.watchdog.IDLE_SECONDS", IDLE_SECONDS)
-    real = process.command
-    script = str(Path(__file__).with_name("faulty_worker.py"))
-
-    def command(lane, *rest):
-        whole = real(lane, *rest)
-        its = [cell.fault, cell.phase.removesuffix(" again")] if lane == cell.lane else ["none", "none"]
-        return [sys.executable, script, *its, str(tmp_path), *whole[whole.index("--lane") :]]
-
-    monkeypatch.setattr(process, "command", command)
-    return Fault(tmp_path)
+    return inject(cell.lane, cell.fault, cell.phase.removesuffix(" again"))
 
 
 @pytest.fixture
@@ -144,7 +115,7 @@ def own_and_other(llm, cell):
 
 def assert_recovered(llm, cell, first, survivor, healths, faults, deaths, undisturbed) -> None:
     """The lane is back if it died, the other one was never touched, and drafts are accepted."""
-    faults.wait_for(lambda: llm.coordinator.health.state == "healthy")
+    faults.wait_until_healthy(llm)
     own, other = own_and_other(llm, cell)
     assert other is survivor[0]
     assert other.process.pid == survivor[1]

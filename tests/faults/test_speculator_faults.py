@@ -27,7 +27,7 @@ def assert_goes_on(llm, undisturbed, faults) -> None:
 
 def assert_comes_back(llm, dead, faults) -> None:
     """Another incarnation serves, and drafts of it are accepted."""
-    faults.wait_for(lambda: llm.coordinator.health.state == "healthy")
+    faults.wait_until_healthy(llm)
     assert workers(llm)[1].epoch != dead.epoch
     assert llm.generate(faults.prompt, faults.params)[0].acceptance_length > 1.0
 

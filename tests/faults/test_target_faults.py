@@ -91,7 +91,7 @@ def test_both_lanes_killed(faults, five):
         for lane in before:
             lane.process.kill(signal.SIGKILL)
         assert rest(readers, begun) == five
-        faults.wait_for(lambda: llm.coordinator.health.state == "healthy")
+        faults.wait_until_healthy(llm)
         assert not {lane.epoch for lane in before} & {lane.epoch for lane in llm.coordinator.lanes}
 
 
