@@ -5,13 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import msgspec
 import pytest
-from conftest import PARAMS
 
-from executor import Closed, InvalidConfig, Recovery, RestartPolicy, SpeclaneError
+from executor import Closed, InvalidConfig, Recovery, RestartPolicy, SamplingParams, SpeclaneError
 
 TOY = "vocabulary=256,agree="
 SLOW_TARGET = "vocabulary=256,step_ms=1"
@@ -67,7 +65,7 @@ def prompts():
 
 @pytest.fixture(scope="module")
 def params():
-    return replace(PARAMS, max_tokens=50)
+    return SamplingParams(max_tokens=50, temperature=0.9, seed=3)
 
 
 @pytest.fixture(scope="module")

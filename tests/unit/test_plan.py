@@ -60,3 +60,21 @@ def test_a_draft_is_the_longest_of_use_within_both_contexts(prompt, left, done, 
         return commits <= left and length + commits <= target and length + drafted <= own and drafted <= k
 
     assert planned == max((drafted for drafted in range(k + 1) if fits(drafted)), default=0)
+
+
+@pytest.mark.parametrize(
+    ("strikes", "alone"),
+    [([0, 0, 0], None), ([1, 1, 1], 0), ([0, 2, 1], 2), ([2, 0, 2], 0), ([0, 0, 5], 2)],
+)
+def test_suspects_of_a_death_go_alone_the_least_suspect_first(strikes, alone):
+    running = [request([1] * 3, max_tokens=9) for _ in strikes]
+    for its, count in zip(running, strikes, strict=True):
+        its.strikes = count
+    planned = [step.request for step in plan_round(running, Limits(2, 100, 100))]
+    assert planned == (running if alone is None else [running[alone]])
+
+
+def test_a_quarantined_sequence_takes_plain_steps():
+    running = request([1, 2, 3])
+    running.speculate = False
+    assert plan_round([running], Limits(5, 100, 100)) == [Step(running, 0)]

@@ -1,0 +1,217 @@
+"""The draft step against a speculator that says what the test wants: what it is told, what is believed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from letters import request
+
+from executor.drafting import CATCH_UP_TOKENS, DRAFT_STRIKES, Drafting
+from executor.lane import Lane, LaneEvent, LaneState
+from executor.lanes import NoReply, WireCounts
+from executor.plan import Step
+from executor.stats import Stats
+from ipc.link import LinkState
+from ipc.messages import Draft, Drafted, DraftedItem, DraftItem, LaneSpec, Open, Ready, Vocabulary
+
+SIZE = 100
+
+
+def honest(item: DraftItem) -> DraftedItem:
+    return DraftedItem(item.seq, item.gen, item.base_len, [1] * item.k)
+
+
+class FakeLanes:
+    """One speculator, kept by hand. `answer`: how to answer an item, or why there is no answer; `deadly`: the
+    one sequence that is not answered, else all are."""
+
+    def __init__(self) -> None:
+        self.counts = WireCounts()
+        self.sent: list[Any] = []
+        self.answer: Any = None
+        self.deadly: int | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        self.speculator = Lane(LaneSpec("speculator", "toy", "", "fp32", "cpu", 1, 16, 4096))
+        self.speculator.step(LaneEvent.READY)
+        self.speculator.link.state = LinkState.IDLE
+        self.speculator.ready = Ready(self.speculator.epoch, Vocabulary(SIZE, ""), 4096, [])
+
+    def die(self) -> None:
+        self.speculator.step(LaneEvent.ENDED)
+        self.restart()
+
+    def tell(self, lane: Lane, order: Any) -> None:
+        lane.link.passed(order)
+        self.sent.append(order)
+
+    def ask(self, lane: Lane, order: Draft) -> None:
+        lane.in_flight, lane.abandoned = order.order, False
+        self.tell(lane, order)
+
+    def answered(self) -> None:
+        self.speculator.in_flight = None
+        self.speculator.link.state = LinkState.IDLE
+
+    def reply(self, lane: Lane, deadline: float) -> Drafted | NoReply:
+        order = self.sent[-1]
+        silent = self.deadly is None or self.deadly in [item.seq for item in order.items]
+        if isinstance(self.answer, NoReply) and silent:
+            if self.answer.reason == "down":
+                self.die()
+            return self.answer
+        self.answered()
+        make = self.answer if callable(self.answer) else honest
+        return Drafted(lane.epoch, order.order, [make(item) for item in order.items], 7)
+
+    def orders(self) -> list[Draft]:
+        return [order for order in self.sent if isinstance(order, Draft)]
+
+
+class Bench:
+    """Drafting with fake lanes, of requests numbered in order."""
+
+    def __init__(self, *lengths: int) -> None:
+        self.lanes = FakeLanes()
+        self.stats = Stats()
+        self.drafting = Drafting(self.lanes, 1.0, self.stats)  # type: ignore[arg-type]
+        self.requests = [request([2] * length, max_tokens=500) for length in lengths]
+        for seq, its in enumerate(self.requests):
+            its.seq = seq
+
+    def run(self, k: int = 3) -> dict[int, list[int]]:
+        plan = [Step(its, k if its.speculate else 0) for its in self.requests]
+        return self.drafting.run(plan, SIZE)[0]
+
+    def asked(self) -> list[int]:
+        """The sequences of the last order."""
+        return [item.seq for item in self.lanes.orders()[-1].items]
+
+
+def test_a_sequence_is_opened_once_and_then_told_its_news():
+    bench = Bench(4)
+    assert bench.run() == {0: [1, 1, 1]}
+    bench.requests[0].tokens += [5, 6]
+    bench.run()
+    opened, first, second = bench.lanes.sent
+    assert isinstance(opened, Open)
+    assert opened.sequences[0].tokens == [2, 2, 2, 2]
+    assert [(item.base_len, item.since) for item in (*first.items, *second.items)] == [(4, []), (6, [5, 6])]
+
+
+def test_one_that_was_started_again_is_told_everything():
+    bench = Bench(4)
+    bench.run()
+    bench.requests[0].tokens += [5]
+    bench.lanes.die()
+    assert bench.run() == {0: [1, 1, 1]}
+    assert bench.lanes.sent[-2].sequences[0].tokens == [2, 2, 2, 2, 5]
+    assert bench.requests[0].draft_strikes == 0  # it owed nothing when it died
+
+
+def test_a_long_backlog_is_told_in_parts_while_rounds_go_on():
+    bench = Bench(300, 900, 5)
+    while not bench.run():
+        assert bench.lanes.speculator.abandoned
+        assert all(item.k == 0 for item in bench.lanes.orders()[-1].items)
+        bench.lanes.answered()
+        bench.requests[0].tokens.append(3)  # the target goes on meanwhile
+    assert bench.stats.catch_ups == len(bench.lanes.orders()) - 1 == 2
+    assert bench.asked() == [0, 1, 2]
+    assert bench.stats.missed == 0
+    last = {item.seq: item.base_len for item in bench.lanes.orders()[-1].items}
+    assert last == {seq: len(its.tokens) for seq, its in enumerate(bench.requests)}
+
+
+def test_no_part_is_longer_than_the_bound():
+    bench = Bench(700, 700, 700)
+    before = 0
+    while not bench.run():
+        bench.lanes.answered()
+        now = sum(bench.lanes.speculator.told.values())
+        assert now - before <= CATCH_UP_TOKENS
+        before = now
+    assert bench.stats.catch_ups == 4  # 2100 tokens, of which at most 512 may come with the last order
+
+
+def test_a_busy_speculator_is_not_asked():
+    bench = Bench(4)
+    bench.lanes.answer = NoReply("timeout")
+    assert bench.run() == bench.run() == {}
+    assert len(bench.lanes.orders()) == 1
+    assert bench.stats.missed == 1
+    bench.lanes.answered()
+    bench.lanes.answer = None
+    assert bench.run() == {0: [1, 1, 1]}
+    assert bench.requests[0].draft_strikes == 0
+
+
+@pytest.mark.parametrize("reason", ["down", "timeout"])
+def test_suspects_are_drafted_for_alone_and_the_guilty_one_is_quarantined(reason):
+    """Sequence 1 is its death, at once or by a hang that is ended when nobody waits any more."""
+    bench = Bench(4, 4, 4)
+    bench.lanes.deadly, bench.lanes.answer = 1, NoReply(reason)
+    for _ in range(9):
+        bench.run()
+        if bench.lanes.speculator.in_flight is not None:
+            bench.lanes.speculator.step(LaneEvent.CONDEMN)
+            bench.run()
+            bench.lanes.die()
+    asked = [[item.seq for item in order.items] for order in bench.lanes.orders()]
+    assert asked[:7] == [[0, 1, 2], [0], [1], [2], [1], [0, 2], [0, 2]]
+    assert [its.speculate for its in bench.requests] == [True, False, True]
+    assert (bench.stats.quarantined, DRAFT_STRIKES) == (1, 3)
+
+
+def test_an_answer_ends_a_row_of_deaths():
+    bench = Bench(4)
+    for _ in range(5):
+        for _ in range(DRAFT_STRIKES - 1):
+            bench.lanes.answer = NoReply("down")
+            bench.run()
+        bench.lanes.answer = None
+        assert bench.run() == {0: [1, 1, 1]}
+    assert bench.stats.quarantined == 0
+
+
+def test_one_that_is_let_go_while_it_owes_an_answer_is_no_strike():
+    bench = Bench(4)
+    bench.lanes.answer = NoReply("timeout")
+    bench.run()
+    gone = bench.lanes.speculator
+    gone.step(LaneEvent.STOP)
+    gone.link.state = LinkState.STOPPING
+    bench.lanes.die()
+    bench.lanes.answer = None
+    assert bench.run() == {0: [1, 1, 1]}
+    assert gone.state is LaneState.DOWN
+    assert bench.requests[0].draft_strikes == 0
+
+
+@pytest.mark.parametrize(
+    ("made", "counted"),
+    [
+        (lambda item: DraftedItem(item.seq, item.gen, item.base_len, [1] * (item.k + 1)), "invalid"),
+        (lambda item: DraftedItem(item.seq, item.gen, item.base_len, [SIZE]), "invalid"),
+        (lambda item: DraftedItem(item.seq, item.gen, item.base_len, [-1]), "invalid"),
+        (lambda item: DraftedItem(item.seq, item.gen + 1, item.base_len, [1]), "stale"),
+        (lambda item: DraftedItem(item.seq, item.gen, item.base_len + 1, [1]), "stale"),
+        (lambda item: DraftedItem(item.seq + 9, item.gen, item.base_len, [1]), "stale"),
+    ],
+)
+def test_what_cannot_be_believed(made, counted):
+    bench = Bench(4)
+    bench.lanes.answer = made
+    assert bench.run() == {}
+    assert (bench.stats.invalid, bench.lanes.counts.stale) == ((1, 0) if counted == "invalid" else (0, 1))
+    assert bench.requests[0].speculate == (counted == "stale")
+
+
+def test_without_a_speculator_or_anything_to_draft():
+    bench = Bench(4)
+    assert bench.run(k=0) == {}
+    bench.lanes.speculator = None  # type: ignore[assignment]
+    assert bench.run() == {}
+    assert bench.lanes.sent == []
