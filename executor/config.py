@@ -119,10 +119,10 @@ class Config:
 
     def __post_init__(self) -> None:
         """Raises InvalidConfig naming the field."""
+        target = str(ToyParameters()) if self.engine == "toy" else DEFAULT_TARGET
         if self.target in ("", None):
-            target = str(ToyParameters()) if self.engine == "toy" else DEFAULT_TARGET
             object.__setattr__(self, "target", target)
-        for name, works in (("target", DEFAULT_TARGET), ("speculator", "ngram"), ("device", "auto")):
+        for name, works in (("target", target), ("speculator", "ngram"), ("device", "auto")):
             object.__setattr__(self, name, _text(name, getattr(self, name), works))
         if self.cache_dir is not None:
             object.__setattr__(self, "cache_dir", local_path("cache_dir", self.cache_dir, "./models"))

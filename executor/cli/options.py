@@ -63,6 +63,20 @@ HangTimeout = Annotated[
 VerifyTimeout = Annotated[float | None, _timeout("After so long the target counts as failed.", "120")]
 StopTimeout = Annotated[float | None, _timeout("After so long a lane that was told to stop is killed.", "3")]
 
+Standby = Annotated[
+    list[str] | None,
+    _option("Recovery", "target|speculator", "Keep a spare process of this lane loaded; repeatable."),
+]
+Group = Annotated[
+    str | None,
+    _option(
+        "Recovery",
+        "separate|one_for_all",
+        "Whether lanes start again each for itself, or all when one dies, as they must on one GPU under MPS.",
+        "separate",
+    ),
+]
+
 MaxTokens = Annotated[int, _sampling("N", "Generate at most so many tokens.")]
 Temperature = Annotated[float, _sampling("T", "0 is greedy.")]
 TopP = Annotated[float | None, _sampling("P", "Keep the most probable tokens of this mass.")]
@@ -100,15 +114,20 @@ _PARAMS = (
 
 def config(given: Mapping[str, Any], **fixed: Any) -> "Config":
     """The Config of a command's options, by the names of their parameters. Raises InvalidConfig."""
-    from executor.config import Config, Timeouts
+    from executor.config import Config, Recovery, Timeouts
 
     chosen = {name: given[name] for name in _CONFIG if given.get(name) is not None}
-    if given.get("target") == "":
-        raise InvalidConfig("target", "target must not be empty; try smollm2-135m")
     if given.get("cache_dir") is not None:
         chosen["cache_dir"] = given["cache_dir"]
     timeouts = {name: given[key] for name, key in _TIMEOUTS.items() if given.get(key) is not None}
-    return Config(**chosen, timeouts=Timeouts(**timeouts), **fixed)
+    if given.get("standby") or given.get("group"):
+        fixed["recovery"] = Recovery(
+            standby=tuple(given["standby"] or ()), group=given["group"] or "separate"
+        )
+    made = Config(**chosen, timeouts=Timeouts(**timeouts), **fixed)
+    if given.get("target") == "":  # as good as none to Config, but an empty variable to a script
+        raise InvalidConfig("target", f"target must not be empty; try {made.target}")
+    return made
 
 
 def sampling(given: Mapping[str, Any]) -> "SamplingParams":

@@ -1,6 +1,6 @@
 """`speclane swap-speculator`: another speculator for an executor that is running."""
 
-from pathlib import Path
+import os
 from typing import Annotated
 
 import typer
@@ -28,8 +28,10 @@ def swap_speculator(
 
 def from_anywhere(model: str) -> str:
     """The executor runs in another directory, so that of a checkpoint is given in full."""
+    from executor.config import local_path
     from executor.models import ALIASES
 
-    path = Path(model).expanduser()
-    named = model in ("", "off", "ngram", *ALIASES) or not path.is_dir()
-    return model if named else str(path.absolute())
+    if model in ("", "off", "ngram", *ALIASES):
+        return model
+    path = local_path("model", model, "ngram")
+    return str(path.absolute()) if os.path.isdir(path) else model

@@ -213,11 +213,14 @@ def test_interrupted_it_leaves_nothing():
             ("--speculator", "off", "--stop-speculator", "1"),
             "--stop-speculator 1 contradicts --speculator off; leave it out",
         ),
-        (("--speculator", ""), "--speculator must not be empty; try off, ngram or a checkpoint directory"),
+        (("--speculator", ""), "--speculator must be a text that is not empty, got ''; try ngram"),
         (("--temperature", "-1"), "--temperature must be at least 0"),
         (("--seed", "-1"), "--seed must be a whole number from 0"),
         (("--hang-timeout", "0"), "--hang-timeout must be a positive number of seconds, got 0.0; try 30"),
-        (("--target", "vocabulary=x"), "--target: toy parameter vocabulary must be a whole number"),
+        (
+            ("--target", "vocabulary=x"),
+            "--target 'vocabulary=x': toy parameter vocabulary must be",
+        ),
     ],
 )
 def test_bad_options(arguments, told, capsys):

@@ -12,7 +12,7 @@ import typer
 
 from executor.bench import decode, overhead
 from executor.bench.prompts import COPY_HEAVY, read_prompts
-from executor.cli import options
+from executor.cli import options, swap_speculator
 from executor.cli.complaint import complaint
 from executor.cli.prune import parse_layers
 from executor.config import Config
@@ -92,6 +92,18 @@ def test_options_of_drafting_go_with_every_speculator(speculator: str) -> None:
     given = GIVEN | {"speculator": speculator, "num_speculative_tokens": 4, "draft_timeout": 1.5}
     config = options.config(given)
     assert (config.speculator, config.num_speculative_tokens, config.timeouts.draft) == (speculator, 4, 1.5)
+
+
+def test_a_speculator_is_named_so_that_it_is_foundfrom_anywhere(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "draft").mkdir()
+    for name in ("draft", "./draft", "~/draft"):
+        assert swap_speculator.from_anywhere(name) == str(tmp_path / "draft")
+    for name in ("off", "ngram", "smollm2-135m", "some/model", "agree=0.8", "x" * 300):
+        assert swap_speculator.from_anywhere(name) == name
+    with pytest.raises(InvalidConfig, match=r"^model '~nosuchuser/x' is in the home of no user; try ngram$"):
+        swap_speculator.from_anywhere("~nosuchuser/x")
 
 
 def test_text_that_is_no_text_is_refused() -> None:
