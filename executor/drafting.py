@@ -113,8 +113,9 @@ class Drafting:
     ) -> dict[int, list[int]]:
         """Only what was asked for, of this generation and length, of tokens that the target knows."""
         drafts = {}
+        open_asks = dict(asked)  # a second answer about the same sequence is stale
         for item in items:
-            step = asked.get(item.seq)
+            step = open_asks.pop(item.seq, None)
             if step is None or (item.gen, item.base_len) != (step.request.gen, len(step.request.tokens)):
                 self._lanes.counts.stale += 1
                 continue

@@ -229,16 +229,22 @@ class Supervisor:
         self._due = [(at, action) for at, action in self._due if at > now]
         for action in due:
             action()
-        if now - self._ticked_at > _AWAY_SECONDS:
-            for lane in self._alive:
-                lane.heard_at = now
-        self._ticked_at = now
+        self._excuse(now)
         for lane in list(self._alive):
             if lane.process is not None:
                 lane.process.trim_stderr()
             if (reason := silent_too_long(lane, self._timeouts, now)) is not None:
                 self.condemn(lane, reason)
         self.next_tick = min([now + _TICK_SECONDS, *(at for at, _ in self._due)])
+
+    def _excuse(self, now: float) -> None:
+        """Lanes answer for no time in which nobody listened, whatever they were doing."""
+        away, self._ticked_at = now - self._ticked_at, now
+        if away > _AWAY_SECONDS:
+            for lane in self._alive:
+                lane.started_at = min(lane.started_at + away, now)
+                lane.asked_at = min(lane.asked_at + away, now)
+                lane.heard_at = now
 
     def _at(self, when: float, action: Callable[[], None]) -> None:
         self._due.append((when, action))

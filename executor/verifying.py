@@ -53,12 +53,17 @@ class Verifying:
                 self._strike(plan, target)
             return None
         verdicts = {item.seq: item for item in reply.items}
+        reason = (
+            f"{len(reply.items)} verdicts on {len(items)} drafts" if len(reply.items) != len(items) else ""
+        )
         for item in items:
             verdict = verdicts.get(item.seq)
             if not _possible(item, verdict, vocabulary_size):
-                self._lanes.supervisor.take_down(target, f"impossible verdict {verdict} on {item}")
-                self._strike(plan, target)
-                return None
+                reason = f"impossible verdict {verdict} on {item}"
+        if reason:
+            self._lanes.supervisor.take_down(target, reason)
+            self._strike(plan, target)
+            return None
         return verdicts, reply.busy_ns
 
     def _strike(self, plan: Sequence[Step], target: Lane) -> None:

@@ -39,6 +39,8 @@ def generate(
     load_timeout: o.LoadTimeout = None,
     draft_timeout: o.DraftTimeout = None,
     hang_timeout: o.HangTimeout = None,
+    standby: o.Standby = None,
+    group: o.Group = None,
     verify_timeout: o.VerifyTimeout = None,
     stop_timeout: o.StopTimeout = None,
     max_tokens: o.MaxTokens = 256,

@@ -1,0 +1,59 @@
+"""The main faults over a real model, at temperature above 0: no token lost, repeated or changed."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from executor import LLM, SamplingParams, Timeouts
+from executor.prune import prune
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+
+PROMPTS = ["The quick brown fox jumps over", "def fibonacci(n):", "Once upon a time there was", "1, 2, 3, 4,"]
+PARAMS = SamplingParams(temperature=0.9, seed=3, max_tokens=24, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def pair(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    draft = prune(smollm2, tmp_path_factory.mktemp("draft") / "pruned", [*range(20), *range(21, 30)])
+    return {"target": str(smollm2), "speculator": str(draft)}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(pair: dict[str, str]) -> list[list[int]]:
+    with LLM(target=pair["target"], speculator="off") as llm:
+        return [c.token_ids for c in llm.generate(PROMPTS, PARAMS, progress=False)]
+
+
+@pytest.fixture
+def llm(pair: dict[str, str]) -> Iterator[LLM]:
+    timeouts = Timeouts(draft=2.0, hang=4.0)
+    with LLM(**pair, num_speculative_tokens=2, timeouts=timeouts) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize(
+    ("lane", "number"),
+    [("speculator", signal.SIGKILL), ("speculator", signal.SIGSTOP), ("target", signal.SIGKILL)],
+)
+def test_no_token_changes(faults, llm, undisturbed, lane, number):
+    streams = [llm.stream(prompt, PARAMS) for prompt in PROMPTS]
+    first = iter(streams[0])
+    for _ in range(3):
+        next(first)
+    victim = next(each for each in llm.coordinator.lanes if each.name == lane)
+    survivors = [each.process for each in llm.coordinator.lanes if each is not victim]
+    victim.process.kill(number)
+    for stream in (first, *streams[1:]):
+        for _ in stream:
+            pass
+    assert [stream.completion.token_ids for stream in streams] == undisturbed
+    assert [each.process for each in llm.coordinator.lanes if each.name != lane] == survivors
+    faults.wait_for(lambda: llm.coordinator.deaths[lane] == 1)  # a stopped one is ended some seconds later
