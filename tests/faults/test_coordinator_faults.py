@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -22,6 +23,19 @@ next(stream)
 print(*[lane.process.pid for lane in llm.coordinator.lanes], flush=True)
 for _ in stream:
     pass
+"""
+
+SUSPENDED = """
+import sys
+from executor import LLM, Recovery, RestartPolicy, SamplingParams, Timeouts
+llm = LLM(engine="toy", speculator="vocabulary=256,agree=0.8,step_ms=2", target="vocabulary=256,step_ms=20",
+          threads=1, timeouts=Timeouts(draft=0.5, hang=1.0, verify=1.0))
+with llm:
+    for i, delta in enumerate(llm.stream("x", SamplingParams(max_tokens=80))):
+        if i in (1, 10):
+            print("running", flush=True)
+            sys.stdin.readline()
+    print(sum(llm.coordinator.deaths.values()), llm.coordinator.health.state)
 """
 
 GUARDED = """
@@ -54,6 +68,23 @@ def test_a_killed_coordinator_takes_its_workers_along(faults, undisturbed, runti
     with faults.toys() as llm:
         assert len(list(runtime_directory.glob("speclane-*"))) == 1  # the dead one's was swept
         assert llm.generate(faults.prompt, faults.params)[0].token_ids == undisturbed.token_ids
+
+
+def test_a_suspended_coordinator_does_not_blame_its_lanes():
+    """For longer than any of its limits nobody read what they said."""
+    command = [sys.executable, "-c", SUSPENDED]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        for _ in range(2):
+            assert program.stdout.readline() == "running\n"
+            program.stdin.write("\n")
+            program.stdin.flush()
+            program.send_signal(signal.SIGSTOP)
+            time.sleep(2.5)
+            program.send_signal(signal.SIGCONT)
+        assert program.stdout.readline() == "0 healthy\n"
+    assert program.returncode == 0
 
 
 def guarded(parent_pid: int, death_fd: int) -> subprocess.Popen[str]:
