@@ -6,6 +6,9 @@ lies beyond a sequence's length is stale or zero, always finite, and whoever rea
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -137,8 +140,14 @@ class SlotKV:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU fresh pages from the system, which take memory only once they are written."""
+    """Zeros; on a CPU fresh pages from the system, which take memory only once they are written.
+
+    Small pages, which numpy and torch do not promise: with huge ones the first token of each head and slot
+    would take two megabytes.
+    """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    count = int(np.prod(shape)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(dtype).view(shape)
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    with contextlib.suppress(OSError):  # a system without huge pages
+        pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 import pytest
 import torch
 from hypothesis import settings
@@ -20,6 +21,20 @@ def make():
 def test_lengths_round_up_to_whole_blocks():
     assert [blocks_up(length) for length in (0, 1, BLOCK, BLOCK + 1)] == [BLOCK, BLOCK, BLOCK, 2 * BLOCK]
     assert make().reach == 2 * BLOCK
+
+
+def test_only_what_was_written_takes_memory():
+    before = psutil.Process().memory_info().rss
+    kv = SlotKV(16, 8, 4, 8192, 64, torch.float32, "cpu")
+    for seq in range(kv.slots):
+        kv.open(seq)
+        kv.append(seq, 1)
+        places = kv.places([kv.slot(seq)], [0])
+        for layer in range(16):
+            kv.write(layer, torch.ones(1, 2 * kv.kv_heads, kv.head_dim), places)
+    taken = psutil.Process().memory_info().rss - before
+    assert kv.nbytes() == 1 << 31
+    assert taken < 64 << 20
 
 
 def test_the_lowest_free_slot_is_given():
