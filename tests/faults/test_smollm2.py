@@ -41,7 +41,11 @@ def llm(pair: dict[str, str]) -> Iterator[LLM]:
 
 @pytest.mark.parametrize(
     ("lane", "number"),
-    [("speculator", signal.SIGKILL), ("speculator", signal.SIGSTOP), ("target", signal.SIGKILL)],
+    [
+        ("speculator", signal.SIGKILL),
+        pytest.param("speculator", signal.SIGSTOP, marks=pytest.mark.slow),
+        ("target", signal.SIGKILL),
+    ],
 )
 def test_no_token_changes(faults, llm, undisturbed, lane, number):
     streams = [llm.stream(prompt, PARAMS) for prompt in PROMPTS]

@@ -88,6 +88,7 @@ def test_a_draft_model_changes_no_token_of_a_lone_prompt(plain, smollm2, pruned,
         assert texts(llm, together=False) == expected
 
 
+@pytest.mark.slow
 def test_threads_change_no_token(plain, smollm2):
     dtype, expected = plain
     with LLM(target=str(smollm2), speculator="ngram", dtype=dtype, threads=1) as llm:
