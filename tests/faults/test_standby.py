@@ -96,6 +96,26 @@ def test_lane_and_spare_die_together(faults, spared, undisturbed, name):
 
 
 @pytest.mark.parametrize("name", LANES)
+def test_a_spare_dies_while_its_lane_waits_to_be_started_again(faults, fake, undisturbed, name):
+    policy = RestartPolicy(intensity=100, backoff=0.5, backoff_max=0.5)
+    with faults.toys(recovery=Recovery(policy=policy, standby=(name,))) as llm:
+        faults.wait_for(lambda: spare(llm, name).serving)
+        first, lane = spare(llm, name), current(llm, name)
+        fake(name, "never greets")
+        first.process.kill(signal.SIGKILL)
+        faults.wait_for(lambda: spare(llm, name) is not first and spare(llm, name).process is not None)
+        second = spare(llm, name)
+        lane.process.kill(signal.SIGKILL)
+        faults.wait_for(lambda: lane.process is None)
+        second.process.kill(signal.SIGKILL)
+        fake("nobody", "sound from now on")
+        faults.wait_for(lambda: current(llm, name).serving and spare(llm, name) is not second)
+        faults.wait_for(lambda: spare(llm, name).serving)
+        assert llm.coordinator.deaths[name] == 3
+        assert llm.generate(faults.prompt, faults.params)[0].token_ids == undisturbed.token_ids
+
+
+@pytest.mark.parametrize("name", LANES)
 def test_lanes_of_one_group_start_again_together(faults, undisturbed, name):
     recovery = Recovery(policy=POLICY, group="one_for_all")
     with faults.toys(target="vocabulary=256,step_ms=2", recovery=recovery) as llm:
