@@ -115,6 +115,8 @@ class Lanes:
                     raise _refusal(lane)
             if self._halted:
                 return
+            if time.monotonic() >= deadline:
+                raise LaneFailed(waiting[0].name, f"not ready in time, in phase {waiting[0].phase}")
             self._turn(deadline)
         self.supervisor.restarting = True
         self.supervisor.start_standby()
