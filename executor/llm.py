@@ -208,10 +208,7 @@ class LLM:
     def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Stream:
         """Run one prompt, text or token ids. Raises InvalidRequest."""
         params = params or SamplingParams()
-        request = self._request(self.encode(prompt, params), params)
-        self.start()
-        self.coordinator.submit(request)
-        return Stream(request, self.coordinator.cancel)
+        return self._stream(self.encode(prompt, params), params)
 
     def generate(
         self,
@@ -231,12 +228,11 @@ class LLM:
             raise InvalidRequest(
                 "params", f"{len(each)} params for {len(several)} prompts; give one, or one each"
             )
-        for prompt, its in zip(several, each, strict=True):
-            self.encode(prompt, its)
+        encoded = [(self.encode(prompt, its), its) for prompt, its in zip(several, each, strict=True)]
         streams: list[Stream] = []
         try:
-            for prompt, its in zip(several, each, strict=True):
-                streams.append(self.stream(prompt, its))
+            for tokens, its in encoded:
+                streams.append(self._stream(tokens, its))
             with _bar(len(streams), progress) as advance:
                 for stream in streams:
                     for _ in stream:
@@ -264,6 +260,13 @@ class LLM:
         except (OSError, RuntimeError) as error:  # it serves without being controlled
             record(logging.WARNING, "control_unavailable", reason=error)
             return None
+
+    def _stream(self, tokens: list[int], params: SamplingParams) -> Stream:
+        """Run a prompt that `encode` has passed."""
+        request = self._request(tokens, params)
+        self.start()
+        self.coordinator.submit(request)
+        return Stream(request, self.coordinator.cancel)
 
     def _checked(self, tokens: list[int], params: SamplingParams) -> list[int]:
         check_prompt(tokens, self._text.vocabulary_size, self._prepared.max_model_len)

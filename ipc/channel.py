@@ -74,7 +74,7 @@ class Hub:
         """Raises PeerGone if the worker is not connected or takes nothing for a second."""
         try:
             self._socket.send_multipart([identity.encode(), codec.encode(order)])
-        except (zmq.Again, zmq.ZMQError) as error:
+        except zmq.ZMQError as error:
             raise PeerGone(f"{identity} takes no {type(order).__name__}: {error}") from error
 
     def receive(self, deadline: float) -> Event | None:
@@ -129,7 +129,7 @@ class Peer:
         """Raises PeerGone if the coordinator takes nothing for a second."""
         try:
             self._socket.send(codec.encode(fact))
-        except (zmq.Again, zmq.ZMQError) as error:
+        except zmq.ZMQError as error:
             raise PeerGone(f"the coordinator takes no {type(fact).__name__}: {error}") from error
 
     def receive(self, deadline: float) -> Order | None:
