@@ -134,12 +134,16 @@ class DraftItem(Record, frozen=True):
 
 
 class DraftedItem(Record, frozen=True):
-    """The guesses, possibly none, for the tokens at positions base_len, base_len + 1, …"""
+    """The guesses, possibly none, for the tokens at positions base_len, base_len + 1, …
+
+    `broken`: there will never be any, since what the lane computes for this sequence are no numbers.
+    """
 
     seq: int
     gen: int
     base_len: int
     tokens: list[int]
+    broken: bool = False
 
 
 class VerifyItem(Record, frozen=True):
