@@ -8,6 +8,7 @@ from ipc.messages import MemoryProfile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from workers.device import Device
 
@@ -23,7 +24,7 @@ class KvNeed(NamedTuple):
 class Footprint:
     """Made before a model is loaded, told when it is, asked for a profile once."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device[Any]) -> None:
         self._device = device
         device.forget_peak()
         self._before = device.memory().held
