@@ -120,7 +120,10 @@ class Drafting:
                 self._lanes.counts.stale += 1
                 continue
             step.request.draft_strikes = 0
-            if len(item.tokens) <= step.k and _known(item.tokens, vocabulary_size):
+            if item.broken:
+                self._stats.broken += 1
+                self._quarantine(step.request, "what the speculator computes for it are no numbers")
+            elif len(item.tokens) <= step.k and _known(item.tokens, vocabulary_size):
                 drafts[item.seq] = item.tokens
             else:
                 self._stats.invalid += 1

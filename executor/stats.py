@@ -22,13 +22,15 @@ class RoundTime(NamedTuple):
 
 @dataclass(slots=True)
 class Stats:
-    """missed: drafts that did not come. invalid: drafts refused for what they held. catch_ups: orders that
-    only told the speculator more. quarantined: sequences continued without drafts."""
+    """missed: drafts that did not come. invalid: drafts refused for what they held. broken: drafts that the
+    speculator could not compute. catch_ups: orders that only told the speculator more. quarantined: sequences
+    continued without drafts."""
 
     acceptance: Acceptance = field(default_factory=Acceptance)
     rounds: int = 0
     missed: int = 0
     invalid: int = 0
+    broken: int = 0
     catch_ups: int = 0
     quarantined: int = 0
     round_times: deque[RoundTime] = field(default_factory=lambda: deque(maxlen=_ROUNDS_KEPT))

@@ -50,6 +50,7 @@ class Totals(Record, frozen=True):
     accepted: int
     missed: int
     invalid: int
+    broken: int
     catch_ups: int
     quarantined: int
     stale: int
@@ -97,6 +98,7 @@ def _totals(coordinator: Coordinator) -> Totals:
         accepted=sum(acceptance.accepted),
         missed=stats.missed,
         invalid=stats.invalid,
+        broken=stats.broken,
         catch_ups=stats.catch_ups,
         quarantined=stats.quarantined,
         stale=coordinator.stale,

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 
 LaneName = Literal["target", "speculator"]
 LaneEngine = Literal["native", "hf", "toy", "ngram"]
@@ -90,12 +90,16 @@ class DraftItem(Record, frozen=True):
 
 
 class DraftedItem(Record, frozen=True):
-    """The guesses, possibly none, for the tokens at positions base_len, base_len + 1, …"""
+    """The guesses, possibly none, for the tokens at positions base_len, base_len + 1, …
+
+    `broken`: there will never be any, since what the lane computes for this sequence are no numbers.
+    """
 
     seq: int
     gen: int
     base_len: int
     tokens: list[int]
+    broken: bool = False
 
 
 class VerifyItem(Record, frozen=True):

@@ -34,8 +34,9 @@ class Speculator(Protocol):
 
     def close(self, sequence: LaneSequence) -> None: ...
 
-    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
-        """For each ask 0 … k tokens, guesses of what the target will sample."""
+    def propose(self, asks: Sequence[Ask]) -> Sequence[list[int] | None]:
+        """For each ask 0 … k tokens, guesses of what the target will sample; None if there will never be any,
+        since what is computed for that sequence are no numbers."""
         ...
 
 
@@ -60,6 +61,6 @@ class SpeculatorLane:
         ]
         proposals = self._speculator.propose(asks)
         return [
-            DraftedItem(item.seq, item.gen, item.base_len, tokens)
+            DraftedItem(item.seq, item.gen, item.base_len, tokens or [], broken=tokens is None)
             for item, tokens in zip(items, proposals, strict=True)
         ]

@@ -33,7 +33,11 @@ class Run:
     @property
     def lost_drafts(self) -> dict[str, int]:
         """Drafts that did not come in time, that could not be used, and that came when nobody waited."""
-        return {"missed": self.stats.missed, "invalid": self.stats.invalid, "stale": self.stale}
+        return {
+            "missed": self.stats.missed,
+            "invalid": self.stats.invalid + self.stats.broken,
+            "stale": self.stale,
+        }
 
 
 def as_dict(run: Run, config: Config) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def faulty(monkeypatch):
     return install
 
 
-def test_in_the_speculator_the_request_goes_on_without_drafts(faults, undisturbed, faulty):
+def test_in_the_speculator_the_request_goes_on_without_drafts(faults, undisturbed, faulty, caplog):
     concerned = replace(faults.params, seed=SEED)
     with faults.toys(speculator="off") as llm:
         alone = llm.generate(faults.prompt, concerned)[0]
@@ -48,8 +48,11 @@ def test_in_the_speculator_the_request_goes_on_without_drafts(faults, undisturbe
         assert llm.coordinator.lanes[1] is speculator
         assert speculator.serving
         stats = llm.coordinator.stats
-        assert (stats.missed, stats.invalid, stats.quarantined) == (0, 0, 0)
-    said = [line for line in speculator.stderr_tail.splitlines() if "gets no drafts any more" in line]
+        assert (stats.missed, stats.invalid, stats.broken, stats.quarantined) == (0, 0, 1, 1)
+    quarantines = [line for line in caplog.messages if "sequence_quarantined" in line]
+    assert len(quarantines) == 1
+    assert "no numbers" in quarantines[0]
+    said = [line for line in speculator.stderr_tail.splitlines() if "no token can be sampled" in line]
     assert len(said) == 1
 
 

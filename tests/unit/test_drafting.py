@@ -196,6 +196,7 @@ def test_one_that_is_let_go_while_it_owes_an_answer_is_no_strike():
         (lambda item: DraftedItem(item.seq, item.gen, item.base_len, [1] * (item.k + 1)), "invalid"),
         (lambda item: DraftedItem(item.seq, item.gen, item.base_len, [SIZE]), "invalid"),
         (lambda item: DraftedItem(item.seq, item.gen, item.base_len, [-1]), "invalid"),
+        (lambda item: DraftedItem(item.seq, item.gen, item.base_len, [], broken=True), "broken"),
         (lambda item: DraftedItem(item.seq, item.gen + 1, item.base_len, [1]), "stale"),
         (lambda item: DraftedItem(item.seq, item.gen, item.base_len + 1, [1]), "stale"),
         (lambda item: DraftedItem(item.seq + 9, item.gen, item.base_len, [1]), "stale"),
@@ -205,7 +206,9 @@ def test_what_cannot_be_believed(made, counted):
     bench = Bench(4)
     bench.lanes.answer = made
     assert bench.run() == {}
-    assert (bench.stats.invalid, bench.lanes.counts.stale) == ((1, 0) if counted == "invalid" else (0, 1))
+    stats = bench.stats
+    counts = {"invalid": stats.invalid, "broken": stats.broken, "stale": bench.lanes.counts.stale}
+    assert counts == {"invalid": 0, "broken": 0, "stale": 0} | {counted: 1}
     assert bench.requests[0].speculate == (counted == "stale")
 
 

@@ -19,39 +19,36 @@ log = logging.getLogger("speclane")
 
 
 class DraftSpeculator:
-    """A sequence whose logits are no numbers gets no drafts from then on; the others are not affected."""
+    """A sequence whose logits are no numbers gets no drafts; the others are not affected."""
 
     def __init__(self, engine: Engine[Any]) -> None:
         self.served: Served = engine
         self._engine = engine
-        self._broken: set[int] = set()
 
     def open(self, sequence: LaneSequence) -> None:
         self._engine.open(sequence.seq)
 
     def close(self, sequence: LaneSequence) -> None:
         self._engine.close(sequence.seq)
-        self._broken.discard(sequence.seq)
 
-    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+    def propose(self, asks: Sequence[Ask]) -> list[list[int] | None]:
         """One token a pass, all sequences in one batch; a sequence leaves it when it has its k tokens.
 
         A sequence with k = 0 is only run up to date.
         """
-        sound = [ask for ask in asks if ask.sequence.seq not in self._broken]
-        behind = [_window(ask.sequence, (), rows=0) for ask in sound if ask.k == 0]
+        behind = [_window(ask.sequence, (), rows=0) for ask in asks if ask.k == 0]
         if behind := [window for window in behind if window.tokens]:
             self._engine.forward(behind)
         proposals: dict[int, list[int]] = {ask.sequence.seq: [] for ask in asks}
-        for step in range(max((ask.k for ask in sound), default=0)):
-            sound = [ask for ask in sound if ask.k > step and ask.sequence.seq not in self._broken]
-            active = [(ask.sequence, proposals[ask.sequence.seq]) for ask in sound]
-            for (_, tokens), sample in zip(active, self._samples(active), strict=True):
+        for step in range(max((ask.k for ask in asks), default=0)):
+            asked = [ask for ask in asks if ask.k > step and ask.sequence.seq in proposals]
+            active = [(ask.sequence, proposals[ask.sequence.seq]) for ask in asked]
+            for (sequence, tokens), sample in zip(active, self._samples(active), strict=True):
                 if sample is None:
-                    tokens.clear()
+                    del proposals[sequence.seq]
                 else:
                     tokens.append(sample.token)
-        return [proposals[ask.sequence.seq] for ask in asks]
+        return [proposals.get(ask.sequence.seq) for ask in asks]
 
     def _samples(self, active: Sequence[tuple[LaneSequence, list[int]]]) -> Sequence[Sample | None]:
         """The next token of each; None for those that have none, who are found by running each alone."""
@@ -62,9 +59,7 @@ class DraftSpeculator:
         except FloatingPointError as error:
             if len(active) > 1:
                 return [self._samples([one])[0] for one in active]
-            seq = active[0][0].seq
-            self._broken.add(seq)
-            log.warning("sequence %d gets no drafts any more: %s", seq, error)
+            log.warning("sequence %d: %s", active[0][0].seq, error)
             return [None]
 
 
