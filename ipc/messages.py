@@ -15,7 +15,7 @@ import msgspec
 WIRE_VERSION = 2
 
 LaneName = Literal["target", "speculator"]
-LaneEngine = Literal["native", "hf", "toy", "ngram"]
+LaneEngine = Literal["native", "hf", "toy", "ngram", "suffix"]
 Phase = Literal["boot", "load", "warm_up", "serve"]
 
 
@@ -33,7 +33,10 @@ class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class LaneSpec(Record, frozen=True):
-    """What a worker must become. `model` is a checkpoint directory, or the parameters of a toy."""
+    """What a worker must become. `model` is a checkpoint directory, or the parameters of a toy.
+
+    `prior`: file of what the target is known to write, for lookups; empty if there is none.
+    """
 
     lane: LaneName
     engine: LaneEngine
@@ -43,6 +46,7 @@ class LaneSpec(Record, frozen=True):
     threads: int
     max_sequences: int
     max_model_len: int
+    prior: str = ""
 
 
 class Vocabulary(Record, frozen=True):

@@ -1,7 +1,8 @@
 """Train a drafting head for a chat model on text that the model writes itself: `python deploy/train --help`.
 
-Steps, each resumable: passages are gathered once; then turns of writing a shard of lessons and learning from it
-and some earlier ones, with a look at held-out prompts now and then. The best head so far is `best.safetensors`.
+Steps, each resumable: passages are gathered once; then turns of writing a shard of lessons and learning from
+it and some earlier ones, with a look at held-out prompts now and then. The best head so far is
+`best.safetensors`.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2])]  # the packages, also 
 import prose  # noqa: E402
 import shards  # noqa: E402
 from dialogue import Dialogue, Markup  # noqa: E402
-from executor.models import resolve  # noqa: E402
-from executor.tokenizer import Tokenizer  # noqa: E402
 from head import Head, Shape  # noqa: E402
 from learn import Learner, write  # noqa: E402
 from prompts import Prompts, belongs  # noqa: E402
 from simulate import simulate  # noqa: E402
 from teacher import Teacher  # noqa: E402
+
+from executor.models import resolve  # noqa: E402
+from executor.tokenizer import Tokenizer  # noqa: E402
 
 if TYPE_CHECKING:
     from teacher import Lessons
@@ -66,12 +68,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=64, help="conversations per shard")
     parser.add_argument("--length", type=int, default=256, help="tokens per conversation")
     parser.add_argument("--read-every", type=int, default=4, help="every so many shards one of prose is read")
-    parser.add_argument("--replays", type=int, default=1, help="earlier shards learned again beside a new one")
+    parser.add_argument(
+        "--replays", type=int, default=1, help="earlier shards learned again beside a new one"
+    )
     parser.add_argument("--batch", type=int, default=8, help="rows per optimiser step")
     parser.add_argument("--rate", type=float, default=4e-4)
     parser.add_argument("--decay", type=float, default=0.05)
     parser.add_argument("--evaluate-every", type=int, default=6, help="shards")
-    parser.add_argument("--patience", type=int, default=40, help="stop after so many evaluations without a gain")
+    parser.add_argument(
+        "--patience", type=int, default=40, help="stop after so many evaluations without a gain"
+    )
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -119,7 +125,7 @@ class Training:
                 bar.update(task, completed=self._turns, description=f"loss {loss:.3f}, best {self._best:.3f}")
 
     def _turn(self, number: int) -> float:
-        """One new shard and some earlier ones. Returns the mean loss on the new one, before it was learned."""
+        """One new shard and some earlier ones. Returns the mean loss on the new one, as it was learned."""
         new = self._shard(number)
         chance = random.Random(f"replay {self._args.seed} {number}")
         earlier = chance.sample(range(number), min(number, self._args.replays))
@@ -128,7 +134,9 @@ class Training:
         return losses[0]
 
     def _learn(self, lessons: Lessons, number: int, salt: int) -> float:
-        generator = torch.Generator().manual_seed(random.Random(f"{self._args.seed} {number} {salt}").getrandbits(60))
+        generator = torch.Generator().manual_seed(
+            random.Random(f"{self._args.seed} {number} {salt}").getrandbits(60)
+        )
         order = torch.randperm(len(lessons.tokens), generator=generator)
         losses = []
         for index in order.split(self._args.batch):
@@ -162,7 +170,12 @@ class Training:
         asked = 0.5 if temperature is None else 0.0
         dialogues = [
             Dialogue(
-                self._markup, prompts, self._encode, f"{split} {name} {row}", temperature=temperature, self_asked=asked
+                self._markup,
+                prompts,
+                self._encode,
+                f"{split} {name} {row}",
+                temperature=temperature,
+                self_asked=asked,
             )
             for row in range(rows)
         ]

@@ -1,8 +1,8 @@
 """The head as a module to train: the arithmetic of workers.speculators.head, over whole sequences at once.
 
 Step s at index i has seen the features of positions up to i and the tokens up to i + 1 + s; it guesses token
-i + 2 + s. Steps after the first see no further features: their input is the head's own last row, which is what
-they have to live on when they draft (training-time test, arXiv 2503.01840).
+i + 2 + s. Steps after the first see no further features: their input is the head's own last row, as it is
+when they draft (training-time test, arXiv 2503.01840).
 """
 
 from __future__ import annotations

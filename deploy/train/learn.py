@@ -13,13 +13,12 @@ from safetensors.torch import load_file, save_file
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from torch import Tensor
-
     from head import Head
     from teacher import Lessons
+    from torch import Tensor
 
 STEP_WEIGHTS = (1.0, 0.8, 0.6, 0.4)
-"""Of the unrolled steps. From the start there are several: a head that meets its own rows late stays weak there."""
+"""Of the unrolled steps, several from the start: a head that meets its own rows late stays weak there."""
 _GIVEN = 0.3
 """Share of the tokens that the target did not write which count: drafts are asked for what it writes."""
 _AVERAGE = 0.995
@@ -29,7 +28,9 @@ _NOISE = 0.05
 
 
 class Learner:
-    def __init__(self, head: Head, embedding: Tensor, draft_to_target: Tensor, rate: float, decay: float) -> None:
+    def __init__(
+        self, head: Head, embedding: Tensor, draft_to_target: Tensor, rate: float, decay: float
+    ) -> None:
         """`embedding` [vocabulary, hidden]: the target's, which stay as they are, as do the output rows."""
         self.head = head
         self.average = copy.deepcopy(head)
@@ -78,7 +79,9 @@ class Learner:
             counted = _shifted(lessons.written | chosen, 2 + step)
             losses.append(self._cross_entropy(rows, lessons, step, counted))
         weights = STEP_WEIGHTS[:count]
-        total = sum((weight * loss for weight, loss in zip(weights, losses, strict=True)), start=losses[0] * 0)
+        total = sum(
+            (weight * loss for weight, loss in zip(weights, losses, strict=True)), start=losses[0] * 0
+        )
         return total / sum(weights), losses[0].detach()
 
     def _cross_entropy(self, rows: Tensor, lessons: Lessons, step: int, counted: Tensor) -> Tensor:
@@ -118,7 +121,9 @@ def write(file: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | Non
     """A safetensors file, written whole or not at all."""
     part = file.with_suffix(".part")
     # Copies, since tensors that share memory are refused.
-    save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, part, metadata)
+    save_file(
+        {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, part, metadata
+    )
     os.replace(part, file)
 
 

@@ -19,43 +19,77 @@ _EVAL_SHARE = 16
 """One topic or passage in so many is kept for evaluation."""
 
 _TOPICS = """\
-photosynthesis; black holes; inflation in economics; the water cycle; vaccines; plate tectonics; compound interest;
-machine learning; the French Revolution; the Roman Empire; jazz music; chess openings; sourdough bread; solar panels;
-electric cars; the stock market; meditation; the immune system; DNA replication; quantum computers; the Silk Road;
-volcanoes; coral reefs; honey bees; public transport; renewable energy; the printing press; the Cold War; haiku;
-the Olympic Games; photography; gardening in small spaces; home composting; bicycle maintenance; marathon training;
-budgeting for students; job interviews; public speaking; remote work; time management; learning a new language;
-raising a puppy; aquarium care; houseplants; knitting; woodworking; watercolour painting; playing the guitar;
-piano practice; reading sheet music; film editing; podcasts; blogging; writing a novel; poetry; Shakespeare;
-Greek mythology; Norse mythology; fairy tales; science fiction; detective stories; maps; the Moon; Mars; comets;
-telescopes; satellites; airplanes; helicopters; submarines; bridges; skyscrapers; concrete; steel; glass; paper;
-batteries; lasers; magnets; radio; television; the internet; email; encryption; passwords; firewalls; databases;
-spreadsheets; operating systems; compilers; sorting algorithms; binary search; recursion; hash tables; graphs;
-regular expressions; unit tests; version control; web servers; REST services; JSON; caching; load balancing;
-neural networks; decision trees; linear regression; probability; statistics; geometry; algebra; calculus; prime numbers;
-fractions; percentages; triangles; circles; vectors; matrices; logarithms; exponents; gravity; friction; energy;
-electricity; sound waves; light; colour; heat; pressure; atoms; molecules; acids and bases; metals; plastics; crystals;
-cells; bacteria; viruses; fungi; trees; flowers; insects; birds; whales; dolphins; elephants; wolves; cats; dogs; horses;
-penguins; sharks; spiders; snakes; dinosaurs; evolution; ecosystems; rainforests; deserts; oceans; rivers; lakes;
-mountains; glaciers; hurricanes; tornadoes; earthquakes; climate change; recycling; air pollution; clean water;
-nutrition; vitamins; sleep; exercise; yoga; swimming; football; basketball; tennis; cricket; baseball; skiing; hiking;
-camping; travel to Japan; travel to Italy; travel to Brazil; visiting museums; train journeys; packing light; coffee; tea;
-chocolate; cheese; pasta; pizza; soup; salads; breakfast; baking cakes; spices; rice; potatoes; tomatoes; apples; wine;
-farming; irrigation; soil; wheat; sheep; fishing; forestry; mining; factories; trade; money; banks; taxes; insurance;
-credit scores; mortgages; retirement savings; small businesses; marketing; customer service; leadership; teamwork;
-negotiation; conflict resolution; friendship; kindness; courage; honesty; patience; gratitude; happiness; stress; memory;
-attention; habits; motivation; creativity; curiosity; education; universities; libraries; homework; exams; scholarships;
-democracy; elections; constitutions; human rights; courts; laws; police; the United Nations; immigration; cities; villages;
-architecture; gardens; fashion; textiles; jewellery; pottery; sculpture; theatre; opera; ballet; folk songs; drums; violins;
-the Renaissance; the Middle Ages; ancient Egypt; the Aztecs; the Vikings; samurai; pirates; explorers; railways; steam
-engines; the Industrial Revolution; the First World War; the space race; the Great Wall of China; the Eiffel Tower; clocks;
-calendars; alphabets; numbers; measuring units; robots; drones; video games; virtual reality; smartphones; cameras;
-wearable devices; medicine; surgery; dentists; hospitals; first aid; allergies; the heart; the brain; the lungs; the skin;
-bones; muscles; blood; hormones; genes; twins; ageing; children's games; board games; puzzles; riddles; magic tricks; jokes;
-birthdays; weddings; holidays; festivals; cooking for one; saving electricity; moving house; renting a flat; first cars"""
+photosynthesis; black holes; inflation in economics; the water cycle; vaccines; plate tectonics; compound
+interest; machine learning; the French Revolution; the Roman Empire; jazz music; chess openings; sourdough
+bread; solar panels; electric cars; the stock market; meditation; the immune system; DNA replication;
+quantum computers; the Silk Road; volcanoes; coral reefs; honey bees; public transport; renewable energy;
+the printing press; the Cold War; haiku; the Olympic Games; photography; gardening in small spaces; home
+composting; bicycle maintenance; marathon training; budgeting for students; job interviews; public speaking;
+remote work; time management; learning a new language; raising a puppy; aquarium care; houseplants;
+knitting; woodworking; watercolour painting; playing the guitar; piano practice; reading sheet music; film
+editing; podcasts; blogging; writing a novel; poetry; Shakespeare; Greek mythology; Norse mythology; fairy
+tales; science fiction; detective stories; maps; the Moon; Mars; comets; telescopes; satellites; airplanes;
+helicopters; submarines; bridges; skyscrapers; concrete; steel; glass; paper; batteries; lasers; magnets;
+radio; television; the internet; email; encryption; passwords; firewalls; databases; spreadsheets; operating
+systems; compilers; sorting algorithms; binary search; recursion; hash tables; graphs; regular expressions;
+unit tests; version control; web servers; REST services; JSON; caching; load balancing; neural networks;
+decision trees; linear regression; probability; statistics; geometry; algebra; calculus; prime numbers;
+fractions; percentages; triangles; circles; vectors; matrices; logarithms; exponents; gravity; friction;
+energy; electricity; sound waves; light; colour; heat; pressure; atoms; molecules; acids and bases; metals;
+plastics; crystals; cells; bacteria; viruses; fungi; trees; flowers; insects; birds; whales; dolphins;
+elephants; wolves; cats; dogs; horses; penguins; sharks; spiders; snakes; dinosaurs; evolution; ecosystems;
+rainforests; deserts; oceans; rivers; lakes; mountains; glaciers; hurricanes; tornadoes; earthquakes;
+climate change; recycling; air pollution; clean water; nutrition; vitamins; sleep; exercise; yoga; swimming;
+football; basketball; tennis; cricket; baseball; skiing; hiking; camping; travel to Japan; travel to Italy;
+travel to Brazil; visiting museums; train journeys; packing light; coffee; tea; chocolate; cheese; pasta;
+pizza; soup; salads; breakfast; baking cakes; spices; rice; potatoes; tomatoes; apples; wine; farming;
+irrigation; soil; wheat; sheep; fishing; forestry; mining; factories; trade; money; banks; taxes; insurance;
+credit scores; mortgages; retirement savings; small businesses; marketing; customer service; leadership;
+teamwork; negotiation; conflict resolution; friendship; kindness; courage; honesty; patience; gratitude;
+happiness; stress; memory; attention; habits; motivation; creativity; curiosity; education; universities;
+libraries; homework; exams; scholarships; democracy; elections; constitutions; human rights; courts; laws;
+police; the United Nations; immigration; cities; villages; architecture; gardens; fashion; textiles;
+jewellery; pottery; sculpture; theatre; opera; ballet; folk songs; drums; violins; the Renaissance; the
+Middle Ages; ancient Egypt; the Aztecs; the Vikings; samurai; pirates; explorers; railways; steam engines;
+the Industrial Revolution; the First World War; the space race; the Great Wall of China; the Eiffel Tower;
+clocks; calendars; alphabets; numbers; measuring units; robots; drones; video games; virtual reality;
+smartphones; cameras; wearable devices; medicine; surgery; dentists; hospitals; first aid; allergies; the
+heart; the brain; the lungs; the skin; bones; muscles; blood; hormones; genes; twins; ageing; games for
+children; board games; puzzles; riddles; magic tricks; jokes; birthdays; weddings; holidays; festivals;
+cooking for one; saving electricity; moving house; renting a flat; first cars"""
 
-_NAMES = "Anna Ben Carla David Elena Farid Grace Hugo Ines Jonas Kofi Lena Marco Nadia Omar Priya".split()
-_THINGS = "apples pencils tickets marbles books cookies coins stickers boxes bottles cards eggs".split()
+_NAMES = [
+    "Anna",
+    "Ben",
+    "Carla",
+    "David",
+    "Elena",
+    "Farid",
+    "Grace",
+    "Hugo",
+    "Ines",
+    "Jonas",
+    "Kofi",
+    "Lena",
+    "Marco",
+    "Nadia",
+    "Omar",
+    "Priya",
+]
+_THINGS = [
+    "apples",
+    "pencils",
+    "tickets",
+    "marbles",
+    "books",
+    "cookies",
+    "coins",
+    "stickers",
+    "boxes",
+    "bottles",
+    "cards",
+    "eggs",
+]
 
 _CHAT = (
     "What do you think about {t}?",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-import torch
 from safetensors.torch import load_file, save_file
-
 from teacher import Lessons
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import torch
 
 
 def path(directory: Path, number: int) -> Path:

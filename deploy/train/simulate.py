@@ -10,10 +10,9 @@ import torch.nn.functional as F
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch import Tensor
-
     from head import Head
     from teacher import Lessons
+    from torch import Tensor
 
 
 class Score(NamedTuple):
@@ -25,7 +24,9 @@ class Score(NamedTuple):
 
 
 @torch.inference_mode()
-def simulate(head: Head, output: Tensor, embedding: Tensor, draft_to_target: Tensor, lessons: Lessons, k: int) -> Score:
+def simulate(
+    head: Head, output: Tensor, embedding: Tensor, draft_to_target: Tensor, lessons: Lessons, k: int
+) -> Score:
     """`output` [drafted vocabulary, hidden]: rows of the output layer for the tokens of `draft_to_target`."""
     accepted = []
     for tokens, features in zip(lessons.tokens.long(), lessons.features, strict=True):
@@ -35,9 +36,15 @@ def simulate(head: Head, output: Tensor, embedding: Tensor, draft_to_target: Ten
 
 
 def draft(
-    head: Head, output: Tensor, embedding: Tensor, draft_to_target: Tensor, tokens: Tensor, features: Tensor, k: int
+    head: Head,
+    output: Tensor,
+    embedding: Tensor,
+    draft_to_target: Tensor,
+    tokens: Tensor,
+    features: Tensor,
+    k: int,
 ) -> Tensor:
-    """What would be drafted after every index: [n, length, k], where entry 0 guesses the token at index + 2."""
+    """What would be drafted after every index, [n, length, k]; entry 0 guesses the token at index + 2."""
     current = F.pad(tokens[:, 1:], (0, 1))
 
     def inputs() -> Iterator[Tensor]:
@@ -54,7 +61,9 @@ def draft(
 def _accepted(drafts: Tensor, tokens: Tensor) -> Tensor:
     """How many leading guesses after each index are the text's own: int64 [length]."""
     length, k = drafts.shape
-    actual = torch.stack([F.pad(tokens[2 + step :], (0, 2 + step), value=-1)[:length] for step in range(k)], dim=1)
+    actual = torch.stack(
+        [F.pad(tokens[2 + step :], (0, 2 + step), value=-1)[:length] for step in range(k)], dim=1
+    )
     return (drafts == actual).long().cumprod(dim=1).sum(dim=1)
 
 

@@ -1,12 +1,11 @@
 """The target as a teacher: it writes and reads text, and every position leaves a lesson behind.
 
-All rows of a batch stand at the same position: a row that is still being told its prompt is forced, the others
-sample. So there is no padding, and a token that is written costs no second pass to learn from.
+All rows of a batch stand at the same position: a row that is still being told its prompt is forced, the
+others sample. So there is no padding, and a token that is written costs no second pass to learn from.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -20,10 +19,10 @@ from workers.linear import plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from torch import Tensor
+    from pathlib import Path
 
     from dialogue import Dialogue
+    from torch import Tensor
 
 TOP = 16
 """So many of the target's most probable tokens are kept per position."""
@@ -46,7 +45,9 @@ class Lessons(NamedTuple):
 class _Cache:
     """Keys and values of rows that all have the same length; see workers.engines.native.model.Attention."""
 
-    def __init__(self, layers: int, rows: int, length: int, kv_heads: int, head_dim: int, device: str) -> None:
+    def __init__(
+        self, layers: int, rows: int, length: int, kv_heads: int, head_dim: int, device: str
+    ) -> None:
         shape = (rows, kv_heads, length, head_dim)
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
         self._keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
@@ -54,7 +55,7 @@ class _Cache:
         self._rows, self._kv_heads, self._head_dim = rows, kv_heads, head_dim
 
     def attend(self, layer: int, qkv: Tensor, step: tuple[int, int], scale: float) -> Tensor:
-        """qkv [rows · count, heads, head_dim] of the `count` positions from `start` on, step = (start, count).
+        """qkv [rows · count, heads, head_dim] of `count` positions from `start` on; step = (start, count).
 
         Several positions at once may only be the first ones.
         """
@@ -76,7 +77,7 @@ class _Cache:
 
 
 class Teacher:
-    """`taps`: after how many layers the first parts of a feature row are taken; the last is the final norm's."""
+    """`taps`: after how many layers a feature row's first parts are taken; the last is the final norm."""
 
     def __init__(self, directory: Path, taps: tuple[int, int], device: str = "cpu") -> None:
         """Raises OSError or ValueError if there is no checkpoint that the native engine can serve."""

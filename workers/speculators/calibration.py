@@ -6,11 +6,10 @@ right ones is hangs on the model and on the texts of the day, so constants only 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
 _START = 8.0
 """A kind's first estimate counts as so many trials."""

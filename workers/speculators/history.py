@@ -1,8 +1,8 @@
 """A bounded ring of tokens in which the places that a context occurred at before are found in constant time.
 
-Hash chains as in LZ77 compressors: per context length a table from the context's hash to its latest place, and
-from each place to the one before it. What the ring overwrites is forgotten, oldest first, without any clean-up,
-so memory and the time of a lookup are the same however long it runs.
+Hash chains as in LZ77 compressors: per context length a table from the context's hash to its latest place,
+and from each place to the one before it. What the ring overwrites is forgotten, oldest first, without any
+clean-up, so memory and the time of a lookup are the same however long it runs.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class History:
         ring, mask = self._tokens, self._mask
         oldest = max(0, self._end - mask - 1 + MAX_MATCH)
         longest = min(MAX_MATCH, len(context))
-        found = []
+        found: list[tuple[int, int]] = []
         steps = 2 * MAX_PLACES  # places of other contexts with the same hash are passed over, within limits
         while place > oldest and len(found) < MAX_PLACES and steps:
             steps -= 1

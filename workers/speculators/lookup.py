@@ -1,6 +1,7 @@
 """What is likely next because it was so before: in this sequence, in earlier ones, in what the target writes.
 
-Three sources guess; the one whose guess is more likely right, by what such guesses were worth so far, is taken.
+Three sources guess; the one whose guess is more likely right, by what such guesses were worth so far, is
+taken.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from workers.speculators.calibration import Calibration
 from workers.speculators.history import CONTEXTS, SEPARATOR, History
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable
 
     from workers.sequence import LaneSequence
     from workers.speculators.history import Guess, Walk

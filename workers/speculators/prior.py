@@ -1,7 +1,6 @@
 """What a model is known to write: a shipped table of short contexts and what mostly followed them.
 
-Made by deploy/train from text that the target wrote itself. It is of use for that model's tokens only, so it
-names the vocabulary.
+Made by deploy/train from text that the target wrote itself.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ class Prior:
         """Raises OSError or ValueError for a file that is none."""
         try:
             with safe_open(str(file), framework="np") as tensors:
-                self.fingerprint = str((tensors.metadata() or {}).get("vocabulary", ""))
                 parts = [tensors.get_tensor(name) for name in ("keys", "tokens", "shares")]
         except SafetensorError as error:
             raise ValueError(f"{file} is not a table of a prior: {error}") from None

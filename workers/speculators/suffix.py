@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
-from ipc import vocabulary
 from ipc.messages import Vocabulary
 from workers.speculators.lookup import Lookup
 from workers.speculators.prior import Prior
@@ -25,10 +24,14 @@ LEAST_REACH = 0.02
 class SuffixSpeculator:
     def __init__(self, spec: LaneSpec) -> None:
         self._max_model_len = spec.max_model_len
-        prior = fitting_prior(spec)
+        prior = Prior(FilePath(spec.prior)) if spec.prior else None
         self._lookup = Lookup(spec.max_model_len, prior)
         self._drafts: dict[int, tuple[int, list[Proposal]]] = {}
-        self._notes = [] if prior is None else [f"suffix: starts from {len(prior)} contexts of the target's own writing"]
+        self._notes = (
+            []
+            if prior is None
+            else [f"suffix: starts from {len(prior)} contexts of the target's own writing"]
+        )
 
     @property
     def served(self) -> SuffixSpeculator:
@@ -80,11 +83,3 @@ class SuffixSpeculator:
             self._lookup.calibration.note(proposal.kind, proposal.token == token)
             if proposal.token != token:
                 break
-
-
-def fitting_prior(spec: LaneSpec) -> Prior | None:
-    """The table that the lane was given, if it is of the target's vocabulary."""
-    if not spec.prior:
-        return None
-    prior = Prior(FilePath(spec.prior))
-    return prior if prior.fingerprint == vocabulary.read(FilePath(spec.model)).fingerprint else None
