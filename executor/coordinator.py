@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from executor.capacity import MemoryLimits, MemoryPlan
     from executor.config import Recovery, Timeouts
     from executor.lane import Lane
     from executor.plan import Step
@@ -49,7 +50,13 @@ _IDLE_SECONDS = 60.0
 
 class Coordinator:
     def __init__(
-        self, specs: Sequence[LaneSpec], k: int, timeouts: Timeouts, recovery: Recovery, max_model_len: int
+        self,
+        specs: Sequence[LaneSpec],
+        k: int,
+        timeouts: Timeouts,
+        recovery: Recovery,
+        max_model_len: int,
+        memory: MemoryLimits,
     ) -> None:
         """`specs`: the target's first, then the speculator's if there is one. Lengths in tokens: `k` of the
         longest draft, `max_model_len` of the longest sequence. Raises InvalidConfig or SpeclaneError."""
@@ -65,7 +72,7 @@ class Coordinator:
         self._ended = threading.Event()
         self._failure: SpeclaneError | None = None
         self._lock = threading.Lock()  # guards what callers leave here against the moment of failure
-        self._lanes = Lanes(specs, timeouts, recovery)
+        self._lanes = Lanes(specs, timeouts, recovery, memory)
         self.stats = Stats()
         self._drafting = Drafting(self._lanes, timeouts.draft, self.stats)
         self._verifying = Verifying(self._lanes, timeouts.verify)
@@ -142,6 +149,11 @@ class Coordinator:
         return self._lanes.all
 
     @property
+    def memory(self) -> MemoryPlan | None:
+        """What each lane holds of its device, and the tokens that all hold; None until that is known."""
+        return self._lanes.memory
+
+    @property
     def health(self) -> Health:
         """What a user may expect now, why, and since when."""
         return self._health.now
@@ -201,7 +213,8 @@ class Coordinator:
         if target is None:
             return  # closed while starting
         self._target_vocabulary = target.vocabulary
-        self.max_model_len = min(self.max_model_len, target.max_model_len)
+        assert self._lanes.memory is not None, "lanes that serve have a plan"
+        self.max_model_len = min(self.max_model_len, target.max_model_len, self._lanes.memory.tokens)
         for ready in filter(None, others):
             check_vocabulary(target.vocabulary, ready.vocabulary)
 

@@ -14,7 +14,7 @@ from ipc.table import Table
 
 if TYPE_CHECKING:
     from executor.process import WorkerProcess
-    from ipc.messages import Drafted, LaneName, LaneSpec, Ready, Verified
+    from ipc.messages import Drafted, LaneName, LaneSpec, MemoryProfile, Ready, Verified
 
 
 class LaneState(StrEnum):
@@ -68,6 +68,9 @@ class Lane:
         self.link = Link(self.name)
         self.process: WorkerProcess | None = None
         self.phase = "start"
+        self.device_id = ""
+        """The device that it runs on, once it has loaded."""
+        self.profile: MemoryProfile | None = None
         self.ready: Ready | None = None
         self.reply: Drafted | Verified | None = None
         self.in_flight: int | None = None

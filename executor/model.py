@@ -188,6 +188,7 @@ def _spec(config: Config, lane: LaneName, engine: LaneEngine, model: str, max_mo
         threads=config.threads or available_cores(),
         max_sequences=config.max_sequences,
         max_model_len=max_model_len,
+        num_speculative_tokens=config.num_speculative_tokens,
     )
 
 

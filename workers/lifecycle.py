@@ -1,23 +1,59 @@
-"""From a lane spec to a lane: which engine, which speculator. Imports only what the spec needs."""
+"""How a lane comes to serve: which engine and speculator it is made of, and the steps of its start.
+
+The steps are one table: each is taken once, in this order, and none can be left out. Imports only what the
+spec needs.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+import time
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeVar, get_args
 
 import msgspec
 
-from ipc.messages import LaneName
+from ipc.messages import LaneName, Phase
+from ipc.table import Table
 from workers.speculator import SpeculatorLane
 from workers.target import TargetLane
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from ipc.messages import LaneSpec
-    from workers.engines.engine import Engine
-
+    from workers.engines.engine import Engine, Served
 
 LANES = get_args(LaneName)
+STEPS: tuple[Phase, ...] = get_args(Phase)
+START: Table[str, str] = Table("start of a lane", {step: step[1] for step in pairwise(("born", *STEPS))})
+
+S = TypeVar("S", bound="Served")
+
+
+class Lifecycle:
+    """Where a lane stands in its start. `report` is told of each step done and how many seconds it took."""
+
+    def __init__(self, report: Callable[[Phase, float, str], None], born: float) -> None:
+        """`born`: when the process began, by time.monotonic."""
+        self.phase: str = "born"
+        self._report = report
+        self._since = born
+
+    @contextmanager
+    def step(self, phase: Phase) -> Iterator[list[str]]:
+        """Take a step; what is appended to the list is its outcome. It is done when the block ends well.
+
+        Raises ProtocolError, before anything is done, for a step that is not the next one.
+        """
+        reached = START.step(self.phase, phase)
+        outcome: list[str] = []
+        yield outcome
+        self.phase = reached
+        now = time.monotonic()
+        self._report(phase, now - self._since, ", ".join(outcome))
+        self._since = now
 
 
 def load(spec: LaneSpec) -> TargetLane | SpeculatorLane:
@@ -35,6 +71,17 @@ def load(spec: LaneSpec) -> TargetLane | SpeculatorLane:
     from workers.speculators.draft import DraftSpeculator
 
     return SpeculatorLane(DraftSpeculator(_engine(spec)))
+
+
+def made_ready(served: S, kv_tokens: int | None = None) -> S:
+    """Take all steps after load without a coordinator; kv_tokens None is as many as can be of use."""
+    served.set_up_attention()
+    profile = served.profile()
+    served.allocate(profile.max_kv_tokens if kv_tokens is None else kv_tokens)
+    served.warm_up()
+    served.capture()
+    served.lock()
+    return served
 
 
 def _engine(spec: LaneSpec) -> Engine[Any]:

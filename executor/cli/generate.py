@@ -34,6 +34,8 @@ def generate(
     dtype: o.Dtype = "bf16",
     device: o.Device = "auto",
     max_model_len: o.MaxModelLen = None,
+    memory_budget: o.MemoryBudget = None,
+    kv_tokens: o.KvTokens = None,
     threads: o.Threads = None,
     cache_dir: o.CacheDir = None,
     load_timeout: o.LoadTimeout = None,

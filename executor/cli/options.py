@@ -50,6 +50,15 @@ Device = Annotated[str, _model("DEVICE", "auto, cpu, cuda or cuda:N, for both la
 MaxModelLen = Annotated[
     int | None, _model("N", "Longest sequence in tokens, prompt included.", "the target's")
 ]
+MemoryBudget = Annotated[
+    str | None,
+    _model(
+        "SIZE", "What the lanes may take of each device, such as 4GB or 512MiB.", "nine tenths of the free"
+    ),
+]
+KvTokens = Annotated[
+    int | None, _model("N", "Tokens that each lane's KV holds at most.", "all that are of use and fit")
+]
 Threads = Annotated[int | None, _model("N", "CPU threads of each lane.", "all cores")]
 CacheDir = Annotated[
     str | None, _model("DIRECTORY", "Where fetched models are kept.", "$SPECLANE_CACHE, else ~/.cache")
@@ -103,7 +112,7 @@ Verbose = Annotated[bool, _flag("Output", "--verbose", "Log each lane's phases a
 
 _CONFIG = (
     *("target", "speculator", "engine", "dtype", "device"),
-    *("num_speculative_tokens", "max_model_len", "threads"),
+    *("num_speculative_tokens", "max_model_len", "kv_tokens", "threads"),
 )
 _TIMEOUTS = {name: f"{name}_timeout" for name in ("load", "draft", "verify", "hang", "stop")}
 _PARAMS = (
@@ -119,6 +128,8 @@ def config(given: Mapping[str, Any], **fixed: Any) -> "Config":
     chosen = {name: given[name] for name in _CONFIG if given.get(name) is not None}
     if given.get("cache_dir") is not None:
         chosen["cache_dir"] = given["cache_dir"]
+    if given.get("memory_budget") is not None:
+        chosen["memory_budget"] = nbytes("memory_budget", given["memory_budget"])
     timeouts = {name: given[key] for name, key in _TIMEOUTS.items() if given.get(key) is not None}
     if given.get("standby") or given.get("group"):
         fixed["recovery"] = Recovery(
@@ -146,6 +157,16 @@ def valid_text(name: str, text: str) -> str:
     except UnicodeEncodeError:
         raise InvalidRequest(name, f"--{name} is not valid UTF-8; try plain text") from None
     return text
+
+
+def nbytes(name: str, text: str) -> int:
+    """A size from the command line. Raises InvalidConfig."""
+    from executor.sizes import parse_size
+
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise InvalidConfig(name, f"--{name.replace('_', '-')} {error}") from None
 
 
 def whole(name: str, value: int, low: int, high: int, works: int) -> None:

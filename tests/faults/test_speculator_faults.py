@@ -9,6 +9,7 @@ import pytest
 
 from executor import InvalidConfig, LaneFailed, Recovery, RestartPolicy
 from executor.lane import LaneState
+from ipc.messages import WIRE_VERSION
 
 NEVER_AGAIN = Recovery(policy=RestartPolicy(intensity=0))
 
@@ -247,7 +248,7 @@ def test_a_flood_on_stderr_blocks_nothing(faults, fake, undisturbed):
         ("dies at boot", "exited with status 1", "the fake worker was told to die"),
         ("exits at boot", "exited with status 0", ""),
         ("garbage at boot", "sent a malformed frame", ""),
-        ("another wire version", "speaks wire version 2, this is 1", ""),
+        ("another wire version", f"speaks wire version {WIRE_VERSION + 1}, this is {WIRE_VERSION}", ""),
         ("greets as the other", "greets as", ""),
     ],
 )

@@ -22,6 +22,9 @@ MAX_MATCH = 12
 MAX_PLACES = 8
 """Of the places that a context occurred at, the latest so many are looked at."""
 
+TOKEN_BYTES = 4 + 16 * len(CONTEXTS)
+"""Memory that a token of capacity takes."""
+
 
 class Guess(NamedTuple):
     """`token` followed the longest known match, of `length` tokens, at `votes` of `places` places."""

@@ -6,6 +6,8 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
 from ipc.messages import Vocabulary
+from workers.engines.weightless import Weightless
+from workers.speculators.history import TOKEN_BYTES
 from workers.speculators.lookup import Lookup
 from workers.speculators.prior import Prior
 
@@ -21,8 +23,9 @@ LEAST_REACH = 0.02
 """A draft ends where the target gets to with a smaller probability: verifying a token is not quite free."""
 
 
-class SuffixSpeculator:
+class SuffixSpeculator(Weightless):
     def __init__(self, spec: LaneSpec) -> None:
+        super().__init__(spec.max_sequences, spec.max_model_len, TOKEN_BYTES)
         self._max_model_len = spec.max_model_len
         prior = Prior(FilePath(spec.prior)) if spec.prior else None
         self._lookup = Lookup(spec.max_model_len, prior)
@@ -48,9 +51,6 @@ class SuffixSpeculator:
     @property
     def notes(self) -> list[str]:
         return list(self._notes)
-
-    def warm_up(self) -> None:
-        """Nothing to warm."""
 
     def open(self, sequence: LaneSequence) -> None:
         self._lookup.open(sequence)
