@@ -64,6 +64,10 @@ def load(spec: LaneSpec) -> TargetLane | SpeculatorLane:
         from workers.speculators.ngram import NgramSpeculator
 
         return SpeculatorLane(NgramSpeculator(spec))
+    if spec.engine == "suffix":
+        from workers.speculators.suffix import SuffixSpeculator
+
+        return SpeculatorLane(SuffixSpeculator(spec))
     from workers.speculators.draft import DraftSpeculator
 
     return SpeculatorLane(DraftSpeculator(_engine(spec)))
