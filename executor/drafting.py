@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from executor import dialogue
 from executor.events import record
+from executor.hidden_rows import ORDER_BYTES
 from ipc.link import LinkState
 from ipc.messages import Draft, Drafted, DraftItem
 
@@ -53,11 +54,14 @@ class Drafting:
         if self._catch_up(speculator, [step.request for step in asked.values()]):
             return {}, 0
         items = []
+        room = ORDER_BYTES
         for request, k in asked.values():
             if request.seq not in speculator.told:
                 dialogue.open_at(self._lanes, speculator, request, len(request.tokens))
             since = dialogue.news(speculator, request)
-            items.append(DraftItem(request.seq, request.gen, len(request.tokens), since, k))
+            rows = dialogue.rows(speculator, request, room)
+            room -= sum(len(part.data) for part in rows)
+            items.append(DraftItem(request.seq, request.gen, len(request.tokens), since, k, rows))
         self._lanes.ask(speculator, Draft(speculator.epoch, next(dialogue.order_numbers), items))
         reply = self._lanes.reply(speculator, time.monotonic() + self._seconds)
         if isinstance(reply, Drafted):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from executor.hidden_rows import KeptRows
+
 if TYPE_CHECKING:
     from queue import SimpleQueue
 
@@ -109,6 +111,7 @@ class Request:
     draft_strikes: int = 0
     """The same of the speculator and drafting."""
     speculate: bool = True
+    rows: KeptRows = field(default_factory=KeptRows)
 
     @property
     def generated(self) -> int:

@@ -68,6 +68,10 @@ def load(spec: LaneSpec) -> TargetLane | SpeculatorLane:
         from workers.speculators.suffix import SuffixSpeculator
 
         return SpeculatorLane(SuffixSpeculator(spec))
+    if spec.engine in ("eagle", "cascade"):
+        from workers.speculators.cascade import CascadeSpeculator
+
+        return SpeculatorLane(CascadeSpeculator(msgspec.structs.replace(spec, device=_device(spec))))
     from workers.speculators.draft import DraftSpeculator
 
     return SpeculatorLane(DraftSpeculator(_engine(spec)))

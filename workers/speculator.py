@@ -10,16 +10,17 @@ from workers.lane import SequenceTable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ipc.messages import DraftItem, OpenedSequence
+    from ipc.messages import DraftItem, HiddenRows, OpenedSequence
     from workers.engines.engine import Served
     from workers.sequence import LaneSequence
 
 
 class Ask(NamedTuple):
-    """Propose at most `k` tokens after the sequence's committed ones."""
+    """Propose at most `k` tokens after the sequence's committed ones. `rows`: see DraftItem."""
 
     sequence: LaneSequence
     k: int
+    rows: Sequence[HiddenRows] = ()
 
 
 class Speculator(Protocol):
@@ -56,7 +57,7 @@ class SpeculatorLane:
 
     def draft(self, items: Sequence[DraftItem]) -> list[DraftedItem]:
         asks = [
-            Ask(self._sequences.advance(item.seq, item.gen, item.base_len, item.since), item.k)
+            Ask(self._sequences.advance(item.seq, item.gen, item.base_len, item.since), item.k, item.rows)
             for item in items
         ]
         proposals = self._speculator.propose(asks)

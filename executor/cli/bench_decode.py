@@ -29,7 +29,7 @@ def decode(
     repeat: Annotated[int, typer.Option(help="Runs per mode; the median counts.", metavar="R")] = 3,
     raw: o.Raw = False,
     target: o.Target = None,
-    speculator: o.Speculator = "ngram",
+    speculator: o.Speculator = "auto",
     num_speculative_tokens: o.NumSpeculativeTokens = None,
     engine: o.Engine = "native",
     dtype: o.Dtype = "bf16",
@@ -82,7 +82,7 @@ def _plan(given: dict[str, Any]) -> "Plan":
     modes = parse_modes(given["modes"])
     if given["speculator"] == "off" and "sequential" in modes:
         raise InvalidConfig(
-            "speculator", "--speculator off contradicts --modes with sequential; try --speculator ngram"
+            "speculator", "--speculator off contradicts --modes with sequential; try --speculator auto"
         )
     SamplingParams(temperature=given["temperature"], seed=given["seed"])
     file = given["prompts"]
