@@ -7,6 +7,8 @@ what happens to addresses (tests/unit/fake_device.py).
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -88,6 +90,10 @@ class Device(Allocator[V], Protocol[V]):
         """The peak is what is held now."""
         ...
 
+    def trim(self) -> None:
+        """Give back what was freed, but is kept for later."""
+        ...
+
     def synchronise(self) -> None:
         """Return when all that was asked of the device is done."""
         ...
@@ -139,6 +145,11 @@ class Cpu:
         with contextlib.suppress(OSError):  # where that is forbidden, an old peak stays: never too little
             (_PROC / "clear_refs").write_text("5")
 
+    def trim(self) -> None:
+        gc.collect()
+        with contextlib.suppress(AttributeError):  # another C library than GNU's
+            ctypes.CDLL(None).malloc_trim(0)
+
     def synchronise(self) -> None:
         """Nothing runs behind our back."""
 
@@ -179,8 +190,11 @@ class Cuda:
         return Memory(free, cuda.memory_reserved(self._index), cuda.max_memory_reserved(self._index))
 
     def forget_peak(self) -> None:
-        self._torch.cuda.empty_cache()
         self._torch.cuda.reset_peak_memory_stats(self._index)
+
+    def trim(self) -> None:
+        gc.collect()
+        self._torch.cuda.empty_cache()
 
     def synchronise(self) -> None:
         self._torch.cuda.synchronize(self._index)

@@ -32,9 +32,9 @@ class Footprint:
 
     def loaded(self) -> None:
         self._device.synchronise()
-        memory = self._device.memory()
-        self._weights = max(0, memory.held - self._before)
-        self._load_peak = memory.peak
+        self._load_peak = self._device.memory().peak
+        self._device.trim()
+        self._weights = max(0, self._device.memory().held - self._before)
 
     def profile(self, run: Callable[[], None], kv: KvNeed, workspace: Callable[[], int]) -> MemoryProfile:
         """Run the worst shapes and see how far memory rises. `workspace`: its bytes, once they have run.
@@ -42,6 +42,7 @@ class Footprint:
         On a CPU, sizes are of resident memory, so they hold whatever libraries keep for themselves.
         """
         device = self._device
+        device.trim()
         device.forget_peak()
         before = device.memory().held
         run()
@@ -56,7 +57,7 @@ class Footprint:
             activations=max(0, after.peak - before - taken),
             workspace=taken,
             graphs=0,
-            load_peak=self._load_peak,
+            load_peak=max(self._load_peak, before),
             kv_bytes_per_token=kv.bytes_per_token,
             kv_block=kv.block,
             max_kv_tokens=kv.max_tokens,

@@ -137,7 +137,7 @@ def config(given: Mapping[str, Any], **fixed: Any) -> "Config":
     timeouts = {name: given[key] for name, key in _TIMEOUTS.items() if given.get(key) is not None}
     if given.get("standby") or given.get("group"):
         fixed["recovery"] = Recovery(
-            standby=tuple(given["standby"] or ()), group=given["group"] or "separate"
+            standby=tuple(given.get("standby") or ()), group=given.get("group") or "separate"
         )
     made = Config(**chosen, timeouts=Timeouts(**timeouts), **fixed)
     if given.get("target") == "":  # as good as none to Config, but an empty variable to a script

@@ -112,6 +112,9 @@ class FakeDevice:
     def forget_peak(self) -> None:
         self.peak = self.memory().held
 
+    def trim(self) -> None:
+        pass
+
     def synchronise(self) -> None:
         pass
 

@@ -38,6 +38,7 @@ def test_each_step_is_reported_with_its_time_and_outcome(monkeypatch):
         with start.step(phase) as outcome:
             outcome += ["none"] if phase == "capture" else []
     assert reports[:2] == [("boot", 1.5, ""), ("load", 1.0, "")]
+    assert next(now) == 100 + 2 * len(PHASES) - 1  # time between two steps is nobody's
     assert [phase for phase, *_ in reports] == list(PHASES)
     assert ("capture", 1.0, "none") in reports
 
