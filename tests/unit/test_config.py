@@ -229,9 +229,7 @@ def test_prompts_that_can():
 
 @pytest.mark.parametrize("speculator", ["eagle", "cascade", "head.safetensors"])
 def test_heads_need_an_engine_that_shows_hidden_rows(speculator):
-    with pytest.raises(
-        InvalidConfig, match="engine toy shows none; use --engine native, or try suffix"
-    ) as refusal:
+    with pytest.raises(InvalidConfig, match="toy shows none; use --engine native, or try suffix") as refusal:
         prepare(Config(engine="toy", speculator=speculator), print)
     assert refusal.value.field == "speculator"
 
