@@ -19,10 +19,15 @@ def decode(
     prompts: Annotated[
         str | None,
         typer.Option(
-            help="JSON lines with question_id, category, turns.", metavar="FILE", show_default="shipped"
+            help="JSON lines with question_id, category, turns; copy-heavy and lane-bench are shipped.",
+            metavar="copy-heavy|lane-bench|FILE",
+            show_default="copy-heavy",
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Only the first L prompts.", metavar="L")] = None,
+    each: Annotated[
+        int | None, typer.Option(help="Only the first E prompts of each category.", metavar="E")
+    ] = None,
     new_tokens: Annotated[int, typer.Option(help="Tokens to decode per prompt.", metavar="N")] = 64,
     batch: Annotated[int, typer.Option(help="Sequences that run at once.", metavar="B")] = 1,
     modes: Annotated[str, typer.Option(help="Modes to compare, with commas.", metavar=_MODES)] = _MODES,
@@ -72,11 +77,11 @@ def decode(
 def _plan(given: dict[str, Any]) -> "Plan":
     """Raises InvalidConfig or InvalidRequest before anything is loaded."""
     from executor.bench.decode import Plan, parse_modes
-    from executor.bench.prompts import COPY_HEAVY, read_prompts
+    from executor.bench.prompts import COPY_HEAVY, SHIPPED, read_prompts
     from executor.config import local_path
     from executor.sampling import SamplingParams
 
-    for name, works in (("new_tokens", 64), ("repeat", 3), ("limit", 8)):
+    for name, works in (("new_tokens", 64), ("repeat", 3), ("limit", 8), ("each", 5)):
         if given[name] is not None:
             o.whole(name, given[name], 1, 1 << 20, works)
     modes = parse_modes(given["modes"])
@@ -86,10 +91,11 @@ def _plan(given: dict[str, Any]) -> "Plan":
         )
     SamplingParams(temperature=given["temperature"], seed=given["seed"])
     file = given["prompts"]
-    prompts = COPY_HEAVY if file is None else local_path("prompts", file, str(COPY_HEAVY))
+    shipped = COPY_HEAVY if file is None else SHIPPED.get(file)
+    prompts = shipped or local_path("prompts", file, str(COPY_HEAVY))
     return Plan(
         config=o.config(given, max_sequences=given["batch"]),
-        prompts=read_prompts(prompts, given["limit"]),
+        prompts=read_prompts(prompts, given["limit"], given["each"]),
         modes=modes,
         new_tokens=given["new_tokens"],
         temperature=given["temperature"],
@@ -130,3 +136,25 @@ def _show(result: dict[str, Any]) -> None:
             row["tokens_sha256"][:8],
         )
     Console().print(table)
+    _show_categories(result["rows"])
+
+
+def _show_categories(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("category", "mode", "tok/s", "speedup", "length", "by position", box=None)
+    for category in rows[0]["categories"]:
+        for row in rows:
+            part = row["categories"][category]
+            table.add_row(
+                escape(category) or "-",
+                row["mode"],
+                f"{part['tok_s']:.2f}",
+                "-" if part["speedup"] is None else f"{part['speedup']:.2f}",
+                f"{part['acceptance_length']:.2f}",
+                " ".join(f"{share:.0%}" for share in part["acceptance_by_position"]) or "-",
+            )
+    if len(rows[0]["categories"]) > 1:
+        Console().print(table)
