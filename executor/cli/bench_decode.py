@@ -145,7 +145,8 @@ def _show_categories(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     table = Table("category", "mode", "tok/s", "speedup", "length", "by position", box=None)
-    for category in rows[0]["categories"]:
+    categories = rows[0]["categories"] if rows else {}
+    for category in categories if len(categories) > 1 else ():
         for row in rows:
             part = row["categories"][category]
             table.add_row(
@@ -156,5 +157,5 @@ def _show_categories(rows: list[dict[str, Any]]) -> None:
                 f"{part['acceptance_length']:.2f}",
                 " ".join(f"{share:.0%}" for share in part["acceptance_by_position"]) or "-",
             )
-    if len(rows[0]["categories"]) > 1:
+    if table.row_count:
         Console().print(table)
