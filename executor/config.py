@@ -29,6 +29,9 @@ class Timeouts:
 
     load: float = 600.0
     draft: float = 10.0
+    """A round waits for drafts about as long as they usually take, and never longer than this …"""
+    draft_least: float = 0.05
+    """… nor, unless `draft` is shorter, less than this."""
     verify: float = 120.0
     hang: float = 30.0
     """A speculator that owes its answer for so long is ended."""
@@ -36,7 +39,7 @@ class Timeouts:
 
     def __post_init__(self) -> None:
         """Raises InvalidConfig."""
-        for name in ("load", "draft", "verify", "hang", "stop"):
+        for name in ("load", "draft", "draft_least", "verify", "hang", "stop"):
             default: Any = type(self).__dataclass_fields__[name].default
             check_seconds(f"{name}_timeout", getattr(self, name), default)
         if self.hang < self.draft:

@@ -67,7 +67,7 @@ class Coordinator:
         self._lock = threading.Lock()  # guards what callers leave here against the moment of failure
         self._lanes = Lanes(specs, timeouts, recovery)
         self.stats = Stats()
-        self._drafting = Drafting(self._lanes, timeouts.draft, self.stats)
+        self._drafting = Drafting(self._lanes, timeouts, self.stats)
         self._verifying = Verifying(self._lanes, timeouts.verify)
         self._swapping = Swapping(self._lanes, self._errands.append, self._swapped)
         self._speculates = len(specs) > 1

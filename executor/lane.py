@@ -67,6 +67,7 @@ class Lane:
         self.state = LaneState.STARTING
         self.link = Link(self.name)
         self.process: WorkerProcess | None = None
+        self.pid: int | None = None
         self.phase = "start"
         self.ready: Ready | None = None
         self.reply: Drafted | Verified | None = None
@@ -83,6 +84,7 @@ class Lane:
         self.orders = 0
         self.started_at = 0.0
         self.asked_at = 0.0
+        self.answered_at = 0.0
         self.heard_at = 0.0
 
     @property

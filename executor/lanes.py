@@ -255,6 +255,7 @@ class Lanes:
 
     def _answered(self, lane: Lane, fact: Drafted | Verified) -> None:
         lane.busy_ns += fact.busy_ns
+        lane.answered_at = time.monotonic()
         if lane.state is LaneState.CONDEMNED:  # shaken out of its sleep by the signals that end it
             self.counts.stale += 1
             return
