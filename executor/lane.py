@@ -83,6 +83,7 @@ class Lane:
         self.busy_ns = 0
         self.orders = 0
         self.started_at = 0.0
+        self.ready_at = 0.0
         self.asked_at = 0.0
         self.answered_at = 0.0
         self.heard_at = 0.0

@@ -247,7 +247,7 @@ class Lanes:
             self._post(lane, Configure(lane.epoch, lane.spec))
 
     def _ready(self, lane: Lane, fact: Ready) -> None:
-        lane.ready, lane.phase = fact, "serve"
+        lane.ready, lane.phase, lane.ready_at = fact, "serve", time.monotonic()
         for note in fact.notes:
             log.info("%s: %s", lane.name, note)
         if lane.state is LaneState.STARTING:
