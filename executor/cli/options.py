@@ -55,7 +55,9 @@ CacheDir = Annotated[
     str | None, _model("DIRECTORY", "Where fetched models are kept.", "$SPECLANE_CACHE, else ~/.cache")
 ]
 LoadTimeout = Annotated[float | None, _timeout("Time until both lanes must serve.", "600")]
-DraftTimeout = Annotated[float | None, _timeout("After so long the target goes on without a draft.", "10")]
+DraftTimeout = Annotated[
+    float | None, _timeout("After so long at most the target goes on without a draft.", "10")
+]
 HangTimeout = Annotated[
     float | None,
     _timeout("After so long without an answer a speculator is ended; at least --draft-timeout.", "30"),
