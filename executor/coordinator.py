@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from executor.config import Recovery, Timeouts
+    from executor.config import Hosting, Recovery, Timeouts
     from executor.lane import Lane
     from executor.plan import Step
     from executor.request import Request
@@ -49,7 +49,13 @@ _IDLE_SECONDS = 60.0
 
 class Coordinator:
     def __init__(
-        self, specs: Sequence[LaneSpec], k: int, timeouts: Timeouts, recovery: Recovery, max_model_len: int
+        self,
+        specs: Sequence[LaneSpec],
+        k: int,
+        timeouts: Timeouts,
+        recovery: Recovery,
+        max_model_len: int,
+        hosting: Hosting = "process",
     ) -> None:
         """`specs`: the target's first, then the speculator's if there is one. Lengths in tokens: `k` of the
         longest draft, `max_model_len` of the longest sequence. Raises InvalidConfig or SpeclaneError."""
@@ -65,7 +71,7 @@ class Coordinator:
         self._ended = threading.Event()
         self._failure: SpeclaneError | None = None
         self._lock = threading.Lock()  # guards what callers leave here against the moment of failure
-        self._lanes = Lanes(specs, timeouts, recovery)
+        self._lanes = Lanes(specs, timeouts, recovery, hosting)
         self.stats = Stats()
         self._drafting = Drafting(self._lanes, timeouts, self.stats)
         self._verifying = Verifying(self._lanes, timeouts.verify)

@@ -13,7 +13,7 @@ from ipc.link import Link, LinkState
 from ipc.table import Table
 
 if TYPE_CHECKING:
-    from executor.process import WorkerProcess
+    from executor.worker import Worker
     from ipc.messages import Drafted, LaneName, LaneSpec, Ready, Verified
 
 
@@ -66,7 +66,7 @@ class Lane:
         self.identity = f"{self.name}/{self.epoch}"
         self.state = LaneState.STARTING
         self.link = Link(self.name)
-        self.process: WorkerProcess | None = None
+        self.process: Worker | None = None
         self.pid: int | None = None
         self.phase = "start"
         self.ready: Ready | None = None

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from executor import descriptors
+from executor import descriptors, inline, process
 from executor.errors import InvalidConfig, LaneFailed
 from executor.lane import Lane, LaneState
 from executor.rundir import RunDir
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from executor.config import Recovery, Timeouts
+    from executor.config import Hosting, Recovery, Timeouts
     from executor.errors import SpeclaneError
     from ipc.channel import Event
     from ipc.messages import Fact, LaneSpec, Order
@@ -48,6 +48,9 @@ log = logging.getLogger("speclane")
 _LAST_WORDS_SECONDS = 0.1
 _DESCRIPTORS = 64
 """Open files that the lanes and their successors take at most, with some to spare."""
+
+
+HOSTS = {"process": process, "inline": inline}
 
 
 class NoReply(NamedTuple):
@@ -66,7 +69,9 @@ class WireCounts:
 
 
 class Lanes:
-    def __init__(self, specs: Sequence[LaneSpec], timeouts: Timeouts, recovery: Recovery) -> None:
+    def __init__(
+        self, specs: Sequence[LaneSpec], timeouts: Timeouts, recovery: Recovery, hosting: Hosting
+    ) -> None:
         """Raises InvalidConfig if there is no place for the socket, SpeclaneError for want of descriptors."""
         descriptors.require(_DESCRIPTORS)
         with ExitStack() as undo:
@@ -77,7 +82,7 @@ class Lanes:
             self._alarm, self._call = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             self._hub.watch(self._alarm)
             undo.pop_all()
-        self.supervisor = Supervisor(self._hub, specs, timeouts, recovery)
+        self.supervisor = Supervisor(self._hub, specs, timeouts, recovery, HOSTS[hosting].start)
         self.supervisor.on_change = self._changed
         self.counts = WireCounts()
         self._woken = False

@@ -115,6 +115,7 @@ class LLM:
                 config.timeouts,
                 config.recovery,
                 self._prepared.max_model_len,
+                config.lanes,
             )
             self._control = self._listen(self._coordinator.directory)
         atexit.register(self.close)

@@ -17,7 +17,7 @@ from executor import descriptors, gpu_memory
 from executor.errors import LaneFailed, SpeclaneError
 from executor.events import record
 from executor.lane import Lane, LaneEvent, LaneState
-from executor.process import WorkerProcess, describe_exit
+from executor.process import describe_exit
 from executor.restart import RestartHistory
 from executor.watchdog import silent_too_long
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from executor.config import Recovery, Timeouts
+    from executor.worker import Worker
     from ipc.channel import Hub
     from ipc.messages import LaneName, LaneSpec
 
@@ -46,8 +47,17 @@ class Supervisor:
     A lane that died keeps its seat, as current one or as spare, until its successor is started.
     """
 
-    def __init__(self, hub: Hub, specs: Sequence[LaneSpec], timeouts: Timeouts, recovery: Recovery) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        specs: Sequence[LaneSpec],
+        timeouts: Timeouts,
+        recovery: Recovery,
+        start_worker: Callable[[Lane, Hub], Worker],
+    ) -> None:
+        """`start_worker` raises OSError or SpeclaneError."""
         self._hub = hub
+        self._start_worker = start_worker
         self._timeouts = timeouts
         self._recovery = recovery
         self._histories = {spec.lane: RestartHistory(recovery.policy) for spec in specs}
@@ -89,7 +99,7 @@ class Supervisor:
     def _spawn(self, lane: Lane) -> None:
         try:
             descriptors.require(_DESCRIPTORS)
-            lane.process = WorkerProcess(lane.name, lane.epoch, self._hub.endpoint, lane.spec.threads)
+            lane.process = self._start_worker(lane, self._hub)
         except (OSError, SpeclaneError) as error:
             raise LaneFailed(lane.name, f"its process cannot be started: {error}") from error
         lane.pid = lane.process.pid

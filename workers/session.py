@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from ipc.channel import Peer
 from ipc.errors import MalformedFrame, PeerGone, ProtocolError
 from ipc.link import Link
 from ipc.messages import (
@@ -35,6 +34,7 @@ from workers.speculator import SpeculatorLane
 from workers.target import TargetLane
 
 if TYPE_CHECKING:
+    from ipc.channel import Peer
     from ipc.messages import Fact, LaneName, Order, Phase
 
 CONFIGURE_SECONDS = 60.0
@@ -45,13 +45,19 @@ EXIT_CODES = {"internal": 1, "configuration": 2, "load": 3, "protocol": 4, "memo
 
 
 class Session:
-    def __init__(self, lane: LaneName, epoch: str, endpoint: str, born: float) -> None:
+    def __init__(self, lane: LaneName, epoch: str, peer: Peer, born: float) -> None:
+        """`peer`: this lane's end of the wire, which `run` closes. `born`: when it was started, monotonic."""
         self._epoch = epoch
         self._lane_name = lane
         self._link = Link(lane)
-        self._peer = Peer(endpoint, f"{lane}/{epoch}")
+        self._peer = peer
         self._phase_began = born
         self._configured = False
+        self._leaving = False
+
+    def leave(self) -> None:
+        """Let `run` return before the next order. May be called from any thread."""
+        self._leaving = True
 
     def run(self) -> int:
         """Serve until Stop; returns the exit code."""
@@ -70,7 +76,7 @@ class Session:
 
     def _serve(self) -> None:
         self._send(Greeted(self._epoch, WIRE_VERSION, self._lane_name, psutil.Process().pid))
-        order = self._receive(CONFIGURE_SECONDS)
+        order = self._first_order()
         if not isinstance(order, Configure):
             return
         self._phase_reached("boot")
@@ -81,12 +87,19 @@ class Session:
         self._configured, served = True, lane.served
         self._send(Ready(self._epoch, served.vocabulary, served.max_model_len, served.notes))
         idle_turns = 0
-        while not isinstance(order := self._receive(PROGRESS_SECONDS), Stop):
+        while not isinstance(order := self._receive(PROGRESS_SECONDS), Stop) and not self._leaving:
             if order is None:
                 idle_turns += 1
                 self._send(Progressed(self._epoch, idle_turns))
             elif (reply := self._obey(lane, order)) is not None:
                 self._send(reply)
+
+    def _first_order(self) -> Order | None:
+        deadline = time.monotonic() + CONFIGURE_SECONDS
+        while not self._leaving and time.monotonic() < deadline:
+            if (order := self._receive(PROGRESS_SECONDS)) is not None:
+                return order
+        return None
 
     def _obey(self, lane: TargetLane | SpeculatorLane, order: Order) -> Fact | None:
         began = time.perf_counter_ns()
