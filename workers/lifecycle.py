@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, get_args
 
 import msgspec
@@ -13,8 +14,11 @@ from workers.target import TargetLane
 if TYPE_CHECKING:
     from typing import Any
 
-    from ipc.messages import LaneSpec
+    from ipc.messages import LaneSpec, OpenedSequence
+    from workers.constraints import Constraints
     from workers.engines.engine import Engine
+    from workers.guide import Guides
+    from workers.lane import Constrain
 
 
 LANES = get_args(LaneName)
@@ -22,15 +26,36 @@ LANES = get_args(LaneName)
 
 def load(spec: LaneSpec) -> TargetLane | SpeculatorLane:
     """Raises ValueError for a spec that cannot work, OSError for a checkpoint that cannot be read."""
-    if spec.lane == "target":
-        return TargetLane(_engine(spec))
     if spec.engine == "ngram":
         from workers.speculators.ngram import NgramSpeculator
 
-        return SpeculatorLane(NgramSpeculator(spec))
+        return SpeculatorLane(NgramSpeculator(spec), constrain=None)
+    engine = _engine(spec)
+    constrain = _constrain(spec, engine.vocabulary.size)
+    if spec.lane == "target":
+        return TargetLane(engine, constrain)
     from workers.speculators.draft import DraftSpeculator
 
-    return SpeculatorLane(DraftSpeculator(_engine(spec)))
+    return SpeculatorLane(DraftSpeculator(engine), constrain)
+
+
+def _constrain(spec: LaneSpec, vocabulary_size: int) -> Constrain:
+    # Few requests ask for any of this, and a lane that starts again must not wait for its imports.
+    @cache
+    def guides() -> Guides:
+        from workers.guide import Guides
+
+        return Guides(spec.model, vocabulary_size)
+
+    def constrain(opened: OpenedSequence) -> Constraints:
+        from workers.constraints import Constraints
+
+        its = opened.sampling.constraints
+        assert its is not None, "only asked for sequences that have some"
+        guide = guides().guide(its.grammar, its.end_token_ids) if its.grammar else None
+        return Constraints(its, opened.sampling, opened.prompt_len, vocabulary_size, guide)
+
+    return constrain
 
 
 def _engine(spec: LaneSpec) -> Engine[Any]:
