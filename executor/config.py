@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from executor.capacity import MemoryLimits
 from executor.errors import InvalidConfig
 from executor.models import DEFAULT_TARGET
 from executor.restart import RestartPolicy
@@ -96,7 +97,7 @@ class Config:
 
     target: model of the target lane: `smollm2-135m`, a checkpoint directory or a hub id; a toy's parameters
         if `engine` is toy.
-    speculator: `off`, `ngram` (prompt lookup), or a model as above.
+    speculator: `off`, `ngram` (prompt lookup), `suffix` (what was said before, by all), or a model as above.
     engine: `native` (own code, batch-invariant on CPUs), `hf` (any transformers model), `toy` (no weights).
     dtype: of weights and arithmetic; see the engine's notes for CPUs without bf16 or fp16 arithmetic.
     device: `auto`, `cpu`, `cuda` or `cuda:N`, for both lanes; `auto` is the first free GPU, else the CPU.
@@ -105,6 +106,8 @@ class Config:
     num_speculative_tokens: longest draft, K.
     max_model_len: longest sequence in tokens, prompt included; None is the target's own context.
     max_sequences: how many sequences run at once; more wait.
+    memory_budget: bytes that the lanes together may take of each device; None is nine tenths of what is free.
+    kv_tokens: tokens whose keys and values each lane holds at most; None is as many as can be of use and fit.
     threads: threads of each lane's arithmetic on CPUs; None is all cores that this process may use.
     cache_dir: where fetched checkpoints are kept; None is $SPECLANE_CACHE, else the user's cache directory.
         Text will do; a leading ~ is the user's home.
@@ -119,6 +122,8 @@ class Config:
     num_speculative_tokens: int = 5
     max_model_len: int | None = None
     max_sequences: int = 8
+    memory_budget: int | None = None
+    kv_tokens: int | None = None
     threads: int | None = None
     cache_dir: Path | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -149,8 +154,16 @@ class Config:
             _whole(option, getattr(self, option), 1, high, works)
         if self.max_model_len is not None:
             _whole("max_model_len", self.max_model_len, 2, 1 << 24, "2048")
+        if self.memory_budget is not None:
+            _whole("memory_budget", self.memory_budget, 1, 1 << 50, str(4 * 10**9))
+        if self.kv_tokens is not None:
+            _whole("kv_tokens", self.kv_tokens, 1, 1 << 40, "8192")
         if self.threads is not None:
             _whole("threads", self.threads, 1, 1024, str(available_cores()))
+
+    @property
+    def memory(self) -> MemoryLimits:
+        return MemoryLimits(self.memory_budget, self.kv_tokens, self.max_model_len)
 
     @property
     def speculates(self) -> bool:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from executor.capacity import MemoryLimits, MemoryPlan
     from executor.config import Hosting, Recovery, Timeouts
     from executor.lane import Lane
     from executor.plan import Step
@@ -55,6 +56,7 @@ class Coordinator:
         timeouts: Timeouts,
         recovery: Recovery,
         max_model_len: int,
+        memory: MemoryLimits,
         hosting: Hosting = "process",
     ) -> None:
         """`specs`: the target's first, then the speculator's if there is one. Lengths in tokens: `k` of the
@@ -71,7 +73,7 @@ class Coordinator:
         self._ended = threading.Event()
         self._failure: SpeclaneError | None = None
         self._lock = threading.Lock()  # guards what callers leave here against the moment of failure
-        self._lanes = Lanes(specs, timeouts, recovery, hosting)
+        self._lanes = Lanes(specs, timeouts, recovery, memory, hosting)
         self.stats = Stats()
         self._drafting = Drafting(self._lanes, timeouts, self.stats)
         self._verifying = Verifying(self._lanes, timeouts.verify)
@@ -148,6 +150,11 @@ class Coordinator:
         return self._lanes.all
 
     @property
+    def memory(self) -> MemoryPlan | None:
+        """What each lane holds of its device, and the tokens that all hold; None until that is known."""
+        return self._lanes.memory
+
+    @property
     def health(self) -> Health:
         """What a user may expect now, why, and since when."""
         return self._health.now
@@ -207,7 +214,8 @@ class Coordinator:
         if target is None:
             return  # closed while starting
         self._target_vocabulary = target.vocabulary
-        self.max_model_len = min(self.max_model_len, target.max_model_len)
+        assert self._lanes.memory is not None, "lanes that serve have a plan"
+        self.max_model_len = min(self.max_model_len, target.max_model_len, self._lanes.memory.tokens)
         for ready in filter(None, others):
             check_vocabulary(target.vocabulary, ready.vocabulary)
 
@@ -285,7 +293,7 @@ class Coordinator:
 
     def _watch_acceptance(self, drafted: int, accepted: int) -> None:
         speculator = self._lanes.speculator
-        if speculator is None or speculator.spec.engine == "ngram":
+        if speculator is None or speculator.spec.engine in ("ngram", "suffix"):
             return  # what a lookup is worth hangs on the text, and starting it again changes nothing
         stood = bool(self._collapse.alarm)
         restart = self._collapse.note(speculator.epoch, drafted, accepted)

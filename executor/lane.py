@@ -14,7 +14,7 @@ from ipc.table import Table
 
 if TYPE_CHECKING:
     from executor.worker import Worker
-    from ipc.messages import Drafted, LaneName, LaneSpec, Ready, Verified
+    from ipc.messages import Drafted, LaneName, LaneSpec, MemoryProfile, Ready, Verified
 
 
 class LaneState(StrEnum):
@@ -69,6 +69,9 @@ class Lane:
         self.process: Worker | None = None
         self.pid: int | None = None
         self.phase = "start"
+        self.device_id = ""
+        """The device that it runs on, once it has loaded."""
+        self.profile: MemoryProfile | None = None
         self.ready: Ready | None = None
         self.reply: Drafted | Verified | None = None
         self.in_flight: int | None = None

@@ -14,20 +14,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from executor import descriptors, inline, process
+from executor.allocation import Allocation
 from executor.errors import InvalidConfig, LaneFailed
 from executor.lane import Lane, LaneState
 from executor.rundir import RunDir
 from executor.supervisor import Supervisor
 from ipc.channel import Arrived, Garbled, Hub, Readable
 from ipc.errors import PeerGone, ProtocolError, WireError
+from ipc.link import LinkState
 from ipc.messages import (
     WIRE_VERSION,
+    Allocate,
     Configure,
     Draft,
     Drafted,
     Failed,
     Greeted,
+    Loaded,
     PhaseReached,
+    Profile,
+    Profiled,
     Ready,
     Stop,
     Verified,
@@ -35,9 +41,10 @@ from ipc.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from executor.capacity import MemoryLimits, MemoryPlan
     from executor.config import Hosting, Recovery, Timeouts
     from executor.errors import SpeclaneError
     from ipc.channel import Event
@@ -70,7 +77,12 @@ class WireCounts:
 
 class Lanes:
     def __init__(
-        self, specs: Sequence[LaneSpec], timeouts: Timeouts, recovery: Recovery, hosting: Hosting
+        self,
+        specs: Sequence[LaneSpec],
+        timeouts: Timeouts,
+        recovery: Recovery,
+        memory: MemoryLimits,
+        hosting: Hosting,
     ) -> None:
         """Raises InvalidConfig if there is no place for the socket, SpeclaneError for want of descriptors."""
         descriptors.require(_DESCRIPTORS)
@@ -84,9 +96,11 @@ class Lanes:
             undo.pop_all()
         self.supervisor = Supervisor(self._hub, specs, timeouts, recovery, HOSTS[hosting].start)
         self.supervisor.on_change = self._changed
+        self._allocation = Allocation(memory, recovery.standby)
         self.counts = WireCounts()
         self._woken = False
         self._halted = False
+        self._allots = True
 
     @property
     def target(self) -> Lane:
@@ -102,6 +116,11 @@ class Lanes:
         return list(self.supervisor.current.values())
 
     @property
+    def memory(self) -> MemoryPlan | None:
+        """What each lane holds; None until all have profiled."""
+        return self._allocation.plan
+
+    @property
     def directory(self) -> Path:
         """Private to this executor; it goes when the lanes are stopped."""
         return self._rundir.path
@@ -114,17 +133,28 @@ class Lanes:
         Raises InvalidConfig if a worker says that it cannot become what it was told to, else LaneFailed.
         """
         self.supervisor.start_all()
-        while waiting := [lane for lane in self.all if not lane.serving]:
-            for lane in waiting:
+        self._until(lambda: all(lane.serving for lane in self.all), deadline)
+        if not self._halted:
+            self.supervisor.restarting = True
+            self.supervisor.start_standby()
+
+    def plan(self, deadline: float) -> MemoryPlan:
+        """Start all workers, but only to see what they need. Raises as `start`."""
+        self.supervisor.start_all()
+        self._allots = False
+        self._until(lambda: self._allocation.plan is not None, deadline)
+        assert self._allocation.plan is not None, "nobody halts lanes that only plan"
+        return self._allocation.plan
+
+    def _until(self, done: Callable[[], bool], deadline: float) -> None:
+        while not (done() or self._halted):
+            for lane in self.all:
                 if lane.state in (LaneState.DOWN, LaneState.CONDEMNED):
                     raise _refusal(lane)
-            if self._halted:
-                return
             if time.monotonic() >= deadline:
-                raise LaneFailed(waiting[0].name, f"not ready in time, in phase {waiting[0].phase}")
+                late = next(lane for lane in self.all if not lane.serving)
+                raise LaneFailed(late.name, f"not ready in time, in phase {late.phase}")
             self._turn(deadline)
-        self.supervisor.restarting = True
-        self.supervisor.start_standby()
 
     def stop(self) -> None:
         """End all workers, give them time to do it themselves. Frees everything.
@@ -140,6 +170,7 @@ class Lanes:
     def retire(self, lane: Lane) -> None:
         """Let a lane go that is not needed any more."""
         self.supervisor.retire(lane, self._tell_stop)
+        self._allocation.keep(self.supervisor.specs)
 
     def wake(self) -> None:
         """End the `wait` that runs, or the next one. May be called from any thread."""
@@ -198,6 +229,7 @@ class Lanes:
         return event is not None or now < deadline
 
     def _changed(self) -> None:
+        self._allocation.keep(self.supervisor.specs)
         self._woken = True
 
     def _handle(self, event: Event) -> None:
@@ -232,7 +264,17 @@ class Lanes:
             case PhaseReached():
                 lane.phase = fact.phase
                 megabytes = fact.resident_bytes / 1e6
-                log.info("%s %s in %.2f s, %.0f MB resident", lane.name, fact.phase, fact.seconds, megabytes)
+                outcome = f": {fact.outcome}" if fact.outcome else ""
+                log.info(
+                    *("%s %s in %.2f s, %.0f MB resident%s", lane.name),
+                    *(fact.phase, fact.seconds, megabytes, outcome),
+                )
+            case Loaded():
+                lane.device_id = fact.device_id
+                self._allot()
+            case Profiled():
+                lane.profile = fact.profile
+                self._allot()
             case Ready():
                 self._ready(lane, fact)
             case Drafted() | Verified():
@@ -250,6 +292,26 @@ class Lanes:
             self.supervisor.take_down(lane, f"greets as {fact.lane}")
         else:
             self._post(lane, Configure(lane.epoch, lane.spec))
+
+    def _allot(self) -> None:
+        """Whose turn it is to profile, and who hears how much it may hold."""
+        starting = self.supervisor.starting
+        for lane in self._allocation.turns(starting):
+            self._post(lane, Profile(lane.epoch))
+        self._allocation.solve(starting)
+        for lane in starting:
+            if self._allots and lane.link.state is LinkState.PROFILED:
+                self._allocate(lane)
+
+    def _allocate(self, lane: Lane) -> None:
+        try:
+            share = self._allocation.share(lane)
+        except InvalidConfig as error:  # beside what runs; at the start it is no plan at all that is raised
+            lane.refused = True
+            self.supervisor.take_down(lane, str(error))
+            return
+        if share is not None:
+            self._post(lane, Allocate(lane.epoch, share.kv_tokens))
 
     def _ready(self, lane: Lane, fact: Ready) -> None:
         lane.ready, lane.phase, lane.ready_at = fact, "serve", time.monotonic()

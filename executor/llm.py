@@ -115,6 +115,7 @@ class LLM:
                 config.timeouts,
                 config.recovery,
                 self._prepared.max_model_len,
+                config.memory,
                 config.lanes,
             )
             self._control = self._listen(self._coordinator.directory)
@@ -155,6 +156,11 @@ class LLM:
     def max_model_len(self) -> int:
         """Longest sequence in tokens, prompt included; the target may lower it when it starts."""
         return (self._coordinator or self._prepared).max_model_len
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of token ids, padding rows included."""
+        return self._text.vocabulary_size
 
     def status(self) -> Status:
         """Health, lanes and totals. Raises Closed before `start`."""

@@ -169,6 +169,17 @@ class Supervisor:
             lane.process.wait(time.monotonic() + 5.0)
         self.bury(lane, reason)
 
+    @property
+    def starting(self) -> list[Lane]:
+        """Lanes that come to serve, current ones, spares and newcomers."""
+        return [lane for lane in self._alive if lane.state is LaneState.STARTING]
+
+    @property
+    def specs(self) -> list[LaneSpec]:
+        """Of all lanes that are to stay, or to be started again."""
+        staying = [lane for lane in self._alive if lane.state in (LaneState.STARTING, LaneState.SERVING)]
+        return [lane.spec for lane in (*staying, *self.current.values())]
+
     def by_pidfd(self, fd: int) -> Lane | None:
         """The lane whose process that is."""
         return next((lane for lane in self._alive if lane.process and lane.process.pidfd == fd), None)

@@ -19,6 +19,12 @@ class LinkState(StrEnum):
     """The worker was started and has not spoken yet."""
     GREETED = "greeted"
     STARTING = "starting"
+    LOADED = "loaded"
+    """Waits for its turn to profile."""
+    PROFILING = "profiling"
+    PROFILED = "profiled"
+    """Waits to hear how many tokens it is to hold."""
+    PREPARING = "preparing"
     IDLE = "idle"
     BUSY = "busy"
     """One Draft or Verify is in flight; never two."""
@@ -36,21 +42,24 @@ def link_table(lane: LaneName) -> Table[LinkState, str]:
     rows = {
         (_S.EXPECTED, "Greeted"): _S.GREETED,
         (_S.GREETED, "Configure"): _S.STARTING,
-        (_S.STARTING, "PhaseReached"): _S.STARTING,
-        (_S.STARTING, "Ready"): _S.IDLE,
+        (_S.STARTING, "Loaded"): _S.LOADED,
+        (_S.LOADED, "Profile"): _S.PROFILING,
+        (_S.PROFILING, "Profiled"): _S.PROFILED,
+        (_S.PROFILED, "Allocate"): _S.PREPARING,
+        (_S.PREPARING, "Ready"): _S.IDLE,
         (_S.IDLE, ask): _S.BUSY,
         (_S.BUSY, answer): _S.IDLE,
-        (_S.STOPPING, answer): _S.STOPPING,
-        (_S.STOPPING, "Progressed"): _S.STOPPING,
-        (_S.STOPPING, "PhaseReached"): _S.STOPPING,
-        (_S.STOPPING, "Ready"): _S.STOPPING,
         (_S.STOPPING, "Stop"): _S.STOPPING,
     }
+    for fact in ("PhaseReached", "Loaded", "Profiled", "Ready", "Progressed", answer):
+        rows[_S.STOPPING, fact] = _S.STOPPING
+    for state in (_S.STARTING, _S.PROFILING, _S.PREPARING):
+        rows[state, "PhaseReached"] = state
     for state in (_S.IDLE, _S.BUSY):
         rows |= {(state, "Open"): state, (state, "Close"): state, (state, "Progressed"): state}
-    for state in (_S.EXPECTED, _S.GREETED, _S.STARTING, _S.IDLE, _S.BUSY):
+    for state in set(_S) - {_S.STOPPING, _S.FAILED}:
         rows[state, "Stop"] = _S.STOPPING
-    for state in (_S.EXPECTED, _S.GREETED, _S.STARTING, _S.IDLE, _S.BUSY, _S.STOPPING):
+    for state in set(_S) - {_S.FAILED}:
         rows[state, "Failed"] = _S.FAILED
     rows[_S.FAILED, "Stop"] = _S.FAILED
     return Table(f"link to the {lane}", rows)

@@ -15,8 +15,20 @@ import msgspec
 WIRE_VERSION = 2
 
 LaneName = Literal["target", "speculator"]
-LaneEngine = Literal["native", "hf", "toy", "ngram"]
-Phase = Literal["boot", "load", "warm_up", "serve"]
+LaneEngine = Literal["native", "hf", "toy", "ngram", "suffix"]
+Phase = Literal[
+    "boot",
+    "load",
+    "attention_setup",
+    "profile",
+    "capacity",
+    "allocate",
+    "warm_up",
+    "capture",
+    "lock",
+    "serve",
+]
+"""The steps of a worker's start, in their order; see workers.lifecycle."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -33,7 +45,11 @@ class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class LaneSpec(Record, frozen=True):
-    """What a worker must become. `model` is a checkpoint directory, or the parameters of a toy."""
+    """What a worker must become. `model` is a checkpoint directory, or the parameters of a toy.
+
+    Lengths in tokens: `max_model_len` of the longest sequence, `num_speculative_tokens` of the longest draft.
+    `prior`: file of what the target is known to write, for lookups; empty if there is none.
+    """
 
     lane: LaneName
     engine: LaneEngine
@@ -43,6 +59,8 @@ class LaneSpec(Record, frozen=True):
     threads: int
     max_sequences: int
     max_model_len: int
+    num_speculative_tokens: int = 0
+    prior: str = ""
 
 
 class Vocabulary(Record, frozen=True):
@@ -68,6 +86,34 @@ class ConstraintSpec(Record, frozen=True):
     bad_words: tuple[tuple[int, ...], ...]
     grammar: str
     end_token_ids: tuple[int, ...]
+
+
+class MemoryProfile(Record, frozen=True):
+    """What a lane needs of its device's memory, measured in its worst shapes. Sizes in bytes.
+
+    device, device_id: what the lane runs on, as it names it and as all processes identify it.
+    process: the process without its model: on a CPU interpreter and libraries, on a GPU nothing.
+    weights, activations, workspace, graphs: the model, what a forward pass allocates beside the workspace,
+        the workspace, the pools of captured graphs.
+    load_peak: the most that it has taken so far, while it loaded.
+    kv_bytes_per_token, kv_block, max_kv_tokens: a token's keys and values, how many tokens are handed out at
+        once, and how many the lane could ever use.
+    free, held: what the device has left now, and what this lane holds of it already.
+    """
+
+    device: str
+    device_id: str
+    process: int
+    weights: int
+    activations: int
+    workspace: int
+    graphs: int
+    load_peak: int
+    kv_bytes_per_token: int
+    kv_block: int
+    max_kv_tokens: int
+    free: int
+    held: int
 
 
 class SamplingSpec(Record, frozen=True):
@@ -162,6 +208,16 @@ class Configure(Message, frozen=True):
     spec: LaneSpec
 
 
+class Profile(Message, frozen=True):
+    """In answer to Loaded, when it is this lane's turn: measure what you need. Others on the device wait."""
+
+
+class Allocate(Message, frozen=True):
+    """In answer to Profiled: make room for the keys and values of so many tokens, then come to serve."""
+
+    kv_tokens: int
+
+
 class Open(Message, frozen=True):
     """Hold these sequences. No reply: a lane that cannot hold them fails at their first Draft or Verify."""
 
@@ -204,11 +260,27 @@ class Greeted(Message, frozen=True):
 
 
 class PhaseReached(Message, frozen=True):
-    """A step of the worker's start is done: it took `seconds` and left `resident_bytes` of memory in use."""
+    """A step of the worker's start is done: it took `seconds` and left `resident_bytes` of memory in use.
+
+    `outcome` says what came of it where that may differ, such as `none` for a capture on a CPU.
+    """
 
     phase: Phase
     seconds: float
     resident_bytes: int
+    outcome: str
+
+
+class Loaded(Message, frozen=True):
+    """Weights are there and attention is set up, on this device (an identity); the lane waits to profile."""
+
+    device_id: str
+
+
+class Profiled(Message, frozen=True):
+    """Answer to Profile."""
+
+    profile: MemoryProfile
 
 
 class Ready(Message, frozen=True):
@@ -250,5 +322,5 @@ class Failed(Message, frozen=True):
 
 FAILURE_KINDS = ("configuration", "load", "protocol", "memory", "numerics", "internal")
 
-Order = Configure | Open | Draft | Verify | Close | Stop
-Fact = Greeted | PhaseReached | Ready | Drafted | Verified | Progressed | Failed
+Order = Configure | Profile | Allocate | Open | Draft | Verify | Close | Stop
+Fact = Greeted | PhaseReached | Loaded | Profiled | Ready | Drafted | Verified | Progressed | Failed

@@ -21,6 +21,7 @@ from ipc.messages import LaneSpec, SamplingSpec
 from workers import guard
 from workers.engines.engine import Draw, Window
 from workers.engines.native import NativeEngine
+from workers.lifecycle import made_ready
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +36,7 @@ class Stepper:
 
     def __init__(self, spec: LaneSpec, context: Sequence[int], *, invariant: bool) -> None:
         """Raises ValueError, OSError."""
-        self._engine = NativeEngine(spec, invariant=invariant)
+        self._engine = made_ready(NativeEngine(spec, invariant=invariant))
         self._context = len(context)
         self._engine.open(_SEQ)
         self._engine.forward([Window(_SEQ, 0, context, 0)])

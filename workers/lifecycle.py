@@ -1,35 +1,74 @@
-"""From a lane spec to a lane: which engine, which speculator. Imports only what the spec needs."""
+"""How a lane comes to serve: which engine and speculator it is made of, and the steps of its start.
+
+The steps are one table: each is taken once, in this order, and none can be left out. Imports only what the
+spec needs.
+"""
 
 from __future__ import annotations
 
+import time
+from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, get_args
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeVar, get_args
 
 import msgspec
 
-from ipc.messages import LaneName
+from ipc.messages import LaneName, Phase
+from ipc.table import Table
 from workers.speculator import SpeculatorLane
 from workers.target import TargetLane
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from ipc.messages import LaneSpec, OpenedSequence
     from workers.constraints import Constraints
-    from workers.engines.engine import Engine
+    from workers.engines.engine import Engine, Served
     from workers.guide import Guides
     from workers.lane import Constrain
 
-
 LANES = get_args(LaneName)
+STEPS: tuple[Phase, ...] = get_args(Phase)
+START: Table[str, str] = Table("start of a lane", {step: step[1] for step in pairwise(("born", *STEPS))})
+
+S = TypeVar("S", bound="Served")
+
+
+class Lifecycle:
+    """Where a lane stands in its start. `report` is told of each step done and how many seconds it took."""
+
+    def __init__(self, report: Callable[[Phase, float, str], None], born: float) -> None:
+        """`born`: when the process began, by time.monotonic; the first step counts from there."""
+        self.phase: str = "born"
+        self._report = report
+        self._born: float | None = born
+
+    @contextmanager
+    def step(self, phase: Phase) -> Iterator[list[str]]:
+        """Take a step; what is appended to the list is its outcome. It is done when the block ends well.
+
+        Raises ProtocolError, before anything is done, for a step that is not the next one.
+        """
+        reached = START.step(self.phase, phase)
+        began, self._born = self._born or time.monotonic(), None
+        outcome: list[str] = []
+        yield outcome
+        self.phase = reached
+        self._report(phase, time.monotonic() - began, ", ".join(outcome))
 
 
 def load(spec: LaneSpec) -> TargetLane | SpeculatorLane:
     """Raises ValueError for a spec that cannot work, OSError for a checkpoint that cannot be read."""
-    if spec.engine == "ngram":
+    if (spec.lane, spec.engine) == ("speculator", "ngram"):
         from workers.speculators.ngram import NgramSpeculator
 
-        return SpeculatorLane(NgramSpeculator(spec), constrain=None)
+        return SpeculatorLane(NgramSpeculator(spec))
+    if (spec.lane, spec.engine) == ("speculator", "suffix"):
+        from workers.speculators.suffix import SuffixSpeculator
+
+        return SpeculatorLane(SuffixSpeculator(spec))
     engine = _engine(spec)
     constrain = _constrain(spec, engine.vocabulary.size)
     if spec.lane == "target":
@@ -56,6 +95,17 @@ def _constrain(spec: LaneSpec, vocabulary_size: int) -> Constrain:
         return Constraints(its, opened.sampling, opened.prompt_len, vocabulary_size, guide)
 
     return constrain
+
+
+def made_ready(served: S, kv_tokens: int | None = None) -> S:
+    """Take all steps after load without a coordinator; kv_tokens None is as many as can be of use."""
+    served.set_up_attention()
+    profile = served.profile()
+    served.allocate(profile.max_kv_tokens if kv_tokens is None else kv_tokens)
+    served.warm_up()
+    served.capture()
+    served.lock()
+    return served
 
 
 def _engine(spec: LaneSpec) -> Engine[Any]:

@@ -15,14 +15,18 @@ from ipc.errors import MalformedFrame, PeerGone, ProtocolError
 from ipc.link import Link
 from ipc.messages import (
     WIRE_VERSION,
+    Allocate,
     Close,
     Configure,
     Draft,
     Drafted,
     Failed,
     Greeted,
+    Loaded,
     Open,
     PhaseReached,
+    Profile,
+    Profiled,
     Progressed,
     Ready,
     Stop,
@@ -30,6 +34,7 @@ from ipc.messages import (
     Verify,
 )
 from workers import lifecycle
+from workers.lifecycle import Lifecycle
 from workers.speculator import SpeculatorLane
 from workers.target import TargetLane
 
@@ -38,6 +43,8 @@ if TYPE_CHECKING:
     from ipc.messages import Fact, LaneName, Order, Phase
 
 CONFIGURE_SECONDS = 60.0
+TURN_SECONDS = 3600.0
+"""How long to wait for the other lane, which may load much; the coordinator's own deadline comes first."""
 PROGRESS_SECONDS = 1.0
 _MAX_ERROR_CHARACTERS = 2000
 
@@ -51,8 +58,7 @@ class Session:
         self._lane_name = lane
         self._link = Link(lane)
         self._peer = peer
-        self._phase_began = born
-        self._configured = False
+        self._start = Lifecycle(self._reached, born)
         self._leaving = False
 
     def leave(self) -> None:
@@ -75,27 +81,55 @@ class Session:
         return 0
 
     def _serve(self) -> None:
-        self._send(Greeted(self._epoch, WIRE_VERSION, self._lane_name, psutil.Process().pid))
-        order = self._first_order()
-        if not isinstance(order, Configure):
-            return
-        self._phase_reached("boot")
-        lane = lifecycle.load(order.spec)
-        self._phase_reached("load")
-        lane.served.warm_up()
-        self._phase_reached("warm_up")
-        self._configured, served = True, lane.served
-        self._send(Ready(self._epoch, served.vocabulary, served.max_model_len, served.notes))
+        lane = self._come_to_serve()
         idle_turns = 0
-        while not isinstance(order := self._receive(PROGRESS_SECONDS), Stop) and not self._leaving:
+        while lane and not isinstance(order := self._receive(PROGRESS_SECONDS), Stop) and not self._leaving:
             if order is None:
                 idle_turns += 1
                 self._send(Progressed(self._epoch, idle_turns))
             elif (reply := self._obey(lane, order)) is not None:
                 self._send(reply)
 
-    def _first_order(self) -> Order | None:
-        deadline = time.monotonic() + CONFIGURE_SECONDS
+    def _come_to_serve(self) -> TargetLane | SpeculatorLane | None:
+        """All steps of the start, up to Ready; None if the coordinator wants no lane any more."""
+        step = self._start.step
+        with step("boot"):
+            self._send(Greeted(self._epoch, WIRE_VERSION, self._lane_name, psutil.Process().pid))
+            order = self._await(CONFIGURE_SECONDS)
+        if not isinstance(order, Configure):
+            return None
+        with step("load"):
+            lane = lifecycle.load(order.spec)
+        served = lane.served
+        with step("attention_setup"):
+            served.set_up_attention()
+        self._send(Loaded(self._epoch, served.device_id))
+        if not isinstance(self._await(TURN_SECONDS), Profile):
+            return None
+        with step("profile"):
+            profile = served.profile()
+        with step("capacity"):
+            self._send(Profiled(self._epoch, profile))
+            order = self._await(TURN_SECONDS)
+        if not isinstance(order, Allocate):
+            return None
+        with step("allocate") as outcome:
+            served.allocate(order.kv_tokens)
+            outcome.append(f"{order.kv_tokens} tokens")
+        with step("warm_up"):
+            served.warm_up()
+        with step("capture") as outcome:
+            outcome.append(served.capture())
+        with step("lock"):
+            served.lock()
+        with step("serve"):
+            pass
+        self._send(Ready(self._epoch, served.vocabulary, served.max_model_len, served.notes))
+        return lane
+
+    def _await(self, seconds: float) -> Order | None:
+        """The next order of the start, or None if there is none in time or the lane is to go."""
+        deadline = time.monotonic() + seconds
         while not self._leaving and time.monotonic() < deadline:
             if (order := self._receive(PROGRESS_SECONDS)) is not None:
                 return order
@@ -130,12 +164,9 @@ class Session:
         self._link.passed(fact)
         self._peer.send(fact)
 
-    def _phase_reached(self, phase: Phase) -> None:
-        now = time.monotonic()
+    def _reached(self, phase: Phase, seconds: float, outcome: str) -> None:
         resident = psutil.Process().memory_info().rss
-        fact = PhaseReached(self._epoch, phase, now - self._phase_began, resident)
-        self._phase_began = now
-        self._send(fact)
+        self._send(PhaseReached(self._epoch, phase, seconds, resident, outcome))
 
     def _report(self, failed: Failed) -> None:
         try:
@@ -150,7 +181,7 @@ class Session:
             return "memory"
         if isinstance(error, FloatingPointError):
             return "numerics"
-        if isinstance(error, ValueError | OSError) and not self._configured:
+        if isinstance(error, ValueError | OSError) and self._start.phase != "serve":
             return "configuration" if isinstance(error, ValueError) else "load"
         return "internal"
 

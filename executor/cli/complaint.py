@@ -27,6 +27,8 @@ _EXAMPLES = {
     "seed": 42,
     "threads": 2,
     "max_model_len": 2048,
+    "memory_budget": "4GB",
+    "kv_tokens": 8192,
     "num_speculative_tokens": 5,
     "logprobs": 5,
     "top_p": 0.95,

@@ -35,6 +35,8 @@ def generate(
     device: o.Device = "auto",
     lanes: o.Lanes = "process",
     max_model_len: o.MaxModelLen = None,
+    memory_budget: o.MemoryBudget = None,
+    kv_tokens: o.KvTokens = None,
     threads: o.Threads = None,
     cache_dir: o.CacheDir = None,
     load_timeout: o.LoadTimeout = None,

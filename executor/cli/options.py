@@ -41,7 +41,7 @@ def _flag(panel: str, name: str, text: str) -> Any:
 
 Target = Annotated[str | None, _model("MODEL", "Alias, checkpoint directory or hub id.", "smollm2-135m")]
 Speculator = Annotated[
-    str, _model("off|ngram|MODEL", "What drafts: nothing, prompt lookup, or a small model.")
+    str, _model("off|ngram|suffix|MODEL", "What drafts: nothing, lookups, or a small model.")
 ]
 NumSpeculativeTokens = Annotated[int | None, _model("K", "Longest draft in tokens, from 1 to 32.", "5")]
 Engine = Annotated[str, _model("native|hf|toy", "Code that runs the models.")]
@@ -53,6 +53,15 @@ Lanes = Annotated[
 ]
 MaxModelLen = Annotated[
     int | None, _model("N", "Longest sequence in tokens, prompt included.", "the target's")
+]
+MemoryBudget = Annotated[
+    str | None,
+    _model(
+        "SIZE", "What the lanes may take of each device, such as 4GB or 512MiB.", "nine tenths of the free"
+    ),
+]
+KvTokens = Annotated[
+    int | None, _model("N", "Tokens that each lane's KV holds at most.", "all that are of use and fit")
 ]
 Threads = Annotated[int | None, _model("N", "CPU threads of each lane.", "all cores")]
 CacheDir = Annotated[
@@ -109,7 +118,7 @@ Verbose = Annotated[bool, _flag("Output", "--verbose", "Log each lane's phases a
 
 _CONFIG = (
     *("target", "speculator", "engine", "dtype", "device", "lanes"),
-    *("num_speculative_tokens", "max_model_len", "threads"),
+    *("num_speculative_tokens", "max_model_len", "kv_tokens", "threads"),
 )
 _TIMEOUTS = {name: f"{name}_timeout" for name in ("load", "draft", "verify", "hang", "stop")}
 _PARAMS = (
@@ -125,10 +134,12 @@ def config(given: Mapping[str, Any], **fixed: Any) -> "Config":
     chosen = {name: given[name] for name in _CONFIG if given.get(name) is not None}
     if given.get("cache_dir") is not None:
         chosen["cache_dir"] = given["cache_dir"]
+    if given.get("memory_budget") is not None:
+        chosen["memory_budget"] = nbytes("memory_budget", given["memory_budget"])
     timeouts = {name: given[key] for name, key in _TIMEOUTS.items() if given.get(key) is not None}
     if given.get("standby") or given.get("group"):
         fixed["recovery"] = Recovery(
-            standby=tuple(given["standby"] or ()), group=given["group"] or "separate"
+            standby=tuple(given.get("standby") or ()), group=given.get("group") or "separate"
         )
     made = Config(**chosen, timeouts=Timeouts(**timeouts), **fixed)
     if given.get("target") == "":  # as good as none to Config, but an empty variable to a script
@@ -152,6 +163,16 @@ def valid_text(name: str, text: str) -> str:
     except UnicodeEncodeError:
         raise InvalidRequest(name, f"--{name} is not valid UTF-8; try plain text") from None
     return text
+
+
+def nbytes(name: str, text: str) -> int:
+    """A size from the command line. Raises InvalidConfig."""
+    from executor.sizes import parse_size
+
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise InvalidConfig(name, f"--{name.replace('_', '-')} {error}") from None
 
 
 def whole(name: str, value: int, low: int, high: int, works: int) -> None:

@@ -24,7 +24,10 @@ from ipc.messages import (
     DraftItem,
     Failed,
     Greeted,
+    Loaded,
+    MemoryProfile,
     Open,
+    Profiled,
     Ready,
     Stop,
     Verified,
@@ -41,6 +44,21 @@ if TYPE_CHECKING:
     from ipc.messages import Fact, Order
 
 VOCABULARY = 256
+PROFILE = MemoryProfile(
+    device="cpu",
+    device_id="cpu",
+    process=1 << 20,
+    weights=0,
+    activations=0,
+    workspace=0,
+    graphs=0,
+    load_peak=1 << 20,
+    kv_bytes_per_token=8,
+    kv_block=1,
+    max_kv_tokens=8 * 4096,
+    free=1 << 30,
+    held=1 << 20,
+)
 
 
 class FakeWorker:
@@ -57,6 +75,10 @@ class FakeWorker:
         if self.behaviour == "fails at load":
             self.peer.send(Failed(self.epoch, "load", "no such weights"))
             hang()
+        self.peer.send(Loaded(self.epoch, "cpu"))
+        self.next_order()
+        self.peer.send(Profiled(self.epoch, PROFILE))
+        self.next_order()
         self.peer.send(Ready(self.epoch, self.vocabulary(), 8 if self.behaviour == "small" else 4096, []))
         while True:
             match self.next_order():

@@ -9,6 +9,7 @@ import pytest
 from ipc.messages import LaneSpec
 from workers.engines.engine import Window
 from workers.engines.hf import HfEngine
+from workers.lifecycle import made_ready
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +24,7 @@ WIDTH = 5
 
 @pytest.fixture(scope="module")
 def engine(smollm2: Path) -> HfEngine:
-    return HfEngine(LaneSpec("target", "hf", str(smollm2), "fp32", "cpu", 2, BATCH, 512))
+    return made_ready(HfEngine(LaneSpec("target", "hf", str(smollm2), "fp32", "cpu", 2, BATCH, 512)))
 
 
 @pytest.mark.timeout(600)

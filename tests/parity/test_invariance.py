@@ -14,6 +14,7 @@ from small_models import lane, save
 
 from workers.engines.engine import Window
 from workers.engines.native import NativeEngine
+from workers.lifecycle import made_ready
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,12 +61,12 @@ def know(engine: NativeEngine, length: int, seqs: int = SEQS) -> Known:
 @pytest.fixture(scope="module", params=["fp32", "bf16"])
 def small(request, tmp_path_factory) -> Known:
     directory = save(tmp_path_factory.mktemp(request.param), "llama, tied", **SMOLLM2_HEADS)
-    return know(NativeEngine(lane(directory, dtype=request.param)), 640)
+    return know(made_ready(NativeEngine(lane(directory, dtype=request.param))), 640)
 
 
 @pytest.fixture(scope="module")
 def real(smollm2) -> Known:
-    return know(NativeEngine(lane(smollm2, dtype="bf16")), 330, seqs=4)
+    return know(made_ready(NativeEngine(lane(smollm2, dtype="bf16"))), 330, seqs=4)
 
 
 def starts(known: Known):
@@ -162,7 +163,7 @@ def test_bit_equality_is_lost_without_the_rules(small, tmp_path):
     """These tests must be able to fail."""
     directory = save(tmp_path, "llama, tied", **SMOLLM2_HEADS)
     with pytest.raises(AssertionError):
-        one_by_one(know(NativeEngine(lane(directory), invariant=False), 340), 190, 150, [0])
+        one_by_one(know(made_ready(NativeEngine(lane(directory), invariant=False)), 340), 190, 150, [0])
 
 
 @pytest.mark.model

@@ -14,6 +14,7 @@ from workers.attention import ROW_BY_ROW
 from workers.engines.engine import Window
 from workers.engines.native import NativeEngine
 from workers.engines.native import engine as engine_module
+from workers.lifecycle import made_ready
 from workers.linear import ONE_BY_ONE, plain
 
 
@@ -49,7 +50,7 @@ def reference(directory, ids, dtype=torch.float32):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_of_every_family_equal_transformers(family, tmp_path):
     ids = token_ids(150)
-    engine = NativeEngine(lane(save(tmp_path, family)))
+    engine = made_ready(NativeEngine(lane(save(tmp_path, family))))
     rows = logits(engine, (0, ids[:100]), (100, ids[100:117]), *((at, [ids[at]]) for at in range(117, 150)))
     assert rows.dtype == torch.float32
     assert (rows - reference(tmp_path, ids)).abs().max() < 1e-4
@@ -58,14 +59,16 @@ def test_logits_of_every_family_equal_transformers(family, tmp_path):
 @pytest.mark.parametrize(("dtype", "stored"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
 def test_16_bit_lanes_are_float32_on_rounded_weights(dtype, stored, tmp_path):
     ids = token_ids(40)
-    rows = logits(NativeEngine(lane(save(tmp_path, "qwen2"), dtype=dtype)), (0, ids))
+    rows = logits(made_ready(NativeEngine(lane(save(tmp_path, "qwen2"), dtype=dtype))), (0, ids))
     assert (rows - reference(tmp_path, ids, stored)).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_16_bit_checkpoint_runs_in_16_bit_storage_with_the_same_logits(dtype, tmp_path):
     ids = token_ids(40)
-    engine = NativeEngine(lane(save(tmp_path, "llama, biases", dtype=torch.bfloat16), dtype=dtype))
+    engine = made_ready(
+        NativeEngine(lane(save(tmp_path, "llama, biases", dtype=torch.bfloat16), dtype=dtype))
+    )
     assert (logits(engine, (0, ids)) - reference(tmp_path, ids)).abs().max() < 1e-4
 
 
@@ -75,18 +78,19 @@ def test_a_sharded_checkpoint_is_read_whole(tmp_path):
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype=torch.float32)
     model.save_pretrained(tmp_path / "shards", max_shard_size="200KB")
     assert not (tmp_path / "shards" / "model.safetensors").exists()
-    one, many = (logits(NativeEngine(lane(tmp_path / name)), (0, ids)) for name in ("whole", "shards"))
+    engines = [made_ready(NativeEngine(lane(tmp_path / name))) for name in ("whole", "shards")]
+    one, many = (logits(engine, (0, ids)) for engine in engines)
     assert torch.equal(one, many)
 
 
 def test_old_field_names_of_the_rotary_embedding_are_read(tmp_path):
     ids = token_ids(60)
-    new = logits(NativeEngine(lane(save(tmp_path, "llama 3"))), (0, ids))
+    new = logits(made_ready(NativeEngine(lane(save(tmp_path, "llama 3")))), (0, ids))
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
     rope = config.pop("rope_parameters")
     path.write_text(json.dumps({**config, "rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}))
-    assert torch.equal(logits(NativeEngine(lane(tmp_path)), (0, ids)), new)
+    assert torch.equal(logits(made_ready(NativeEngine(lane(tmp_path))), (0, ids)), new)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +117,7 @@ def test_what_cannot_be_served_is_refused_by_name(change, message, tmp_path):
     path = save(tmp_path, "llama") / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(ValueError, match=message):
-        NativeEngine(lane(tmp_path))
+        made_ready(NativeEngine(lane(tmp_path)))
 
 
 def test_files_that_are_missing_or_broken_are_named(tmp_path):
@@ -121,27 +125,27 @@ def test_files_that_are_missing_or_broken_are_named(tmp_path):
     weights, index = tmp_path / "model.safetensors", tmp_path / "model.safetensors.index.json"
     weights.write_bytes(b"nonsense")
     with pytest.raises(ValueError, match="not a safetensors file"):
-        NativeEngine(lane(tmp_path))
+        made_ready(NativeEngine(lane(tmp_path)))
     weights.unlink()
     with pytest.raises(FileNotFoundError):
-        NativeEngine(lane(tmp_path))
+        made_ready(NativeEngine(lane(tmp_path)))
     index.write_text(json.dumps({"weight_map": {"x": "../model.safetensors"}}))
     with pytest.raises(ValueError, match="not a file beside it"):
-        NativeEngine(lane(tmp_path))
+        made_ready(NativeEngine(lane(tmp_path)))
     index.write_text("[]")
     with pytest.raises(ValueError, match="not an index"):
-        NativeEngine(lane(tmp_path))
+        made_ready(NativeEngine(lane(tmp_path)))
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    return NativeEngine(lane(save(tmp_path_factory.mktemp("small"), "llama"), slots=2))
+    return made_ready(NativeEngine(lane(save(tmp_path_factory.mktemp("small"), "llama"), slots=2)))
 
 
 def test_a_cpu_on_which_nothing_agrees_runs_row_by_row_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(engine_module, "choose", lambda samples, candidates: (plain, ONE_BY_ONE))
     monkeypatch.setattr(engine_module, "prove_tiling", lambda *shape: ROW_BY_ROW)
-    engine, ids = NativeEngine(lane(save(tmp_path, "qwen3"))), token_ids(80)
+    engine, ids = made_ready(NativeEngine(lane(save(tmp_path, "qwen3")))), token_ids(80)
     rows = logits(engine, (0, ids))
     assert (rows - reference(tmp_path, ids)).abs().max() < 1e-4
     assert torch.equal(logits(engine, (0, ids[:70]), (70, ids[70:77]), (77, ids[77:])), rows)
@@ -151,7 +155,7 @@ def test_a_cpu_on_which_nothing_agrees_runs_row_by_row_and_says_so(tmp_path, mon
 def test_an_impossible_length_is_refused(tmp_path):
     spec = LaneSpec("target", "native", str(save(tmp_path, "llama")), "fp32", "cpu", 1, 1, 257)
     with pytest.raises(ValueError, match="max_model_len is 257, but the model's context is 256"):
-        NativeEngine(spec)
+        made_ready(NativeEngine(spec))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +211,7 @@ def test_warm_up_leaves_all_slots_free(small):
 @pytest.mark.model
 @pytest.mark.timeout(600)
 def test_greedy_text_equals_transformers_generate(smollm2, greedy):
-    engine = NativeEngine(LaneSpec("target", "native", str(smollm2), "fp32", "cpu", 2, 2, 512))
+    engine = made_ready(NativeEngine(LaneSpec("target", "native", str(smollm2), "fp32", "cpu", 2, 2, 512)))
     for prompt, expected in zip(*greedy, strict=True):
         engine.open(0)
         text, run = [], prompt

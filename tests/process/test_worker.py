@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import pytest
 
@@ -11,6 +11,7 @@ from executor.process import WorkerProcess
 from ipc.channel import Arrived, Hub
 from ipc.messages import (
     WIRE_VERSION,
+    Allocate,
     Close,
     Configure,
     Draft,
@@ -20,9 +21,13 @@ from ipc.messages import (
     Failed,
     Greeted,
     LaneSpec,
+    Loaded,
     Open,
     OpenedSequence,
+    Phase,
     PhaseReached,
+    Profile,
+    Profiled,
     Ready,
     SamplingSpec,
     Stop,
@@ -65,6 +70,11 @@ class Conversation:
         self.say(Configure(EPOCH, LaneSpec(self.lane, engine, model, "fp32", "cpu", 1, 2, 32)))
         while not isinstance(facts[-1], Ready | Failed):
             facts.append(self.hear())
+            match facts[-1]:
+                case Loaded():
+                    self.say(Profile(EPOCH))
+                case Profiled(profile=profile):
+                    self.say(Allocate(EPOCH, profile.max_kv_tokens))
         return facts
 
     def exit_status(self) -> int | None:
@@ -102,8 +112,15 @@ def speculator(directory: Path) -> Iterator[Conversation]:
 def test_the_start_in_order(target: Conversation):
     greeted, *phases, ready = target.configure()
     assert greeted == Greeted(EPOCH, WIRE_VERSION, "target", target.worker.pid)
-    assert [phase.phase for phase in phases if isinstance(phase, PhaseReached)] == ["boot", "load", "warm_up"]
-    assert all(phase.seconds >= 0 and phase.resident_bytes > 1 << 20 for phase in phases)
+    steps = [fact for fact in phases if isinstance(fact, PhaseReached)]
+    assert [step.phase for step in steps] == list(get_args(Phase))
+    assert all(step.seconds >= 0 and step.resident_bytes > 1 << 20 for step in steps)
+    assert [(step.phase, step.outcome) for step in steps if step.outcome] == [
+        ("allocate", "64 tokens"),
+        ("capture", "none"),
+    ]
+    profiled = next(fact for fact in phases if isinstance(fact, Profiled))
+    assert (profiled.profile.device_id, profiled.profile.max_kv_tokens) == ("cpu", 64)
     assert (ready.vocabulary.size, ready.max_model_len) == (64, 32)
     target.say(Stop(EPOCH))
     assert target.exit_status() == 0

@@ -247,15 +247,15 @@ def test_odd_floats_pass_unchanged():
 
 def test_an_integer_is_no_float_but_fits_one():
     """Strict types: 1 is accepted where a float is due, 1.0 is refused where a whole number is."""
-    frame = msgpack.packb(["PhaseReached", "e", "load", 1, 2])
+    frame = msgpack.packb(["PhaseReached", "e", "load", 1, 2, ""])
     assert codec.decode_fact(frame).seconds == 1.0
     with pytest.raises(MalformedFrame):
-        codec.decode_fact(msgpack.packb(["PhaseReached", "e", "load", 1.0, 2.0]))
+        codec.decode_fact(msgpack.packb(["PhaseReached", "e", "load", 1.0, 2.0, ""]))
 
 
 def test_enumerations_are_closed():
     with pytest.raises(MalformedFrame, match="Invalid enum value 'lunch'"):
-        codec.decode_fact(msgpack.packb(["PhaseReached", "e", "lunch", 1.0, 2]))
+        codec.decode_fact(msgpack.packb(["PhaseReached", "e", "lunch", 1.0, 2, ""]))
     with pytest.raises(MalformedFrame):
         codec.decode_fact(msgpack.packb(["Greeted", "e", 1, "referee", 2]))
 

@@ -12,6 +12,7 @@ from small_hf_models import COMMON, CONTEXT, FAMILIES, SLOTS, save, spec, tokens
 from workers.engines import hf, hf_model
 from workers.engines.engine import Window
 from workers.engines.hf import HfEngine
+from workers.lifecycle import made_ready
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +26,7 @@ class Pair:
     """An engine and the plain model of the same checkpoint."""
 
     def __init__(self, directory: Path) -> None:
-        self.engine = HfEngine(spec(directory))
+        self.engine = made_ready(HfEngine(spec(directory)))
         self.plain = transformers.AutoModelForCausalLM.from_pretrained(
             directory, dtype=torch.float32, attn_implementation="eager"
         ).eval()
@@ -185,7 +186,7 @@ def test_sequences_beyond_the_slots_are_refused(llama: Pair) -> None:
 def test_it_says_what_it_is_and_is_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     save(FAMILIES["llama"](), tmp_path)
     capfd.readouterr()
-    engine = HfEngine(spec(tmp_path, max_sequences=2, max_model_len=40))
+    engine = made_ready(HfEngine(spec(tmp_path, max_sequences=2, max_model_len=40)))
     engine.warm_up()
     assert capfd.readouterr() == ("", "")
     assert engine.vocabulary.size == COMMON["vocab_size"]
@@ -196,14 +197,14 @@ def test_it_says_what_it_is_and_is_silent(tmp_path: Path, capfd: pytest.CaptureF
 
 
 def test_one_sequence_of_one_token_can_be_proved(tmp_path: Path) -> None:
-    engine = HfEngine(spec(save(FAMILIES["llama"](), tmp_path), max_sequences=1, max_model_len=1))
+    engine = made_ready(HfEngine(spec(save(FAMILIES["llama"](), tmp_path), max_sequences=1, max_model_len=1)))
     engine.warm_up()
     assert engine.max_model_len == 1
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_sixteen_bits(tmp_path: Path, dtype: str) -> None:
-    engine = HfEngine(spec(save(FAMILIES["llama"](), tmp_path), dtype))
+    engine = made_ready(HfEngine(spec(save(FAMILIES["llama"](), tmp_path), dtype)))
     plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=hf_model.DTYPES[dtype]).float()
     ids = tokens(20)
     engine.open(0)

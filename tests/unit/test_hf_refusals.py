@@ -12,6 +12,7 @@ from small_hf_models import CONTEXT, FAMILIES, GROUPED, SLIDING, save, spec
 
 from workers.engines import hf_attention, hf_model
 from workers.engines.hf import HfEngine
+from workers.lifecycle import made_ready
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +56,7 @@ REFUSED: dict[str, tuple[Callable[[], transformers.PreTrainedConfig], str]] = {
 def test_an_architecture_that_would_decode_wrongly_is_refused(tmp_path: Path, name: str) -> None:
     config, message = REFUSED[name]
     with pytest.raises(ValueError, match=message) as refused:
-        HfEngine(spec(save(config(), tmp_path)))
+        made_ready(HfEngine(spec(save(config(), tmp_path))))
     assert "\n" not in str(refused.value)
     assert "choose a decoder-only model" in str(refused.value)
 
@@ -64,7 +65,7 @@ def test_a_model_that_is_no_causal_lm_is_refused(tmp_path: Path) -> None:
     config = transformers.T5Config(vocab_size=101, d_model=32, d_kv=8, d_ff=32, num_layers=2, num_heads=4)
     transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"cannot load .*T5Config") as refused:
-        HfEngine(spec(tmp_path))
+        made_ready(HfEngine(spec(tmp_path)))
     assert "\n" not in str(refused.value)
 
 
@@ -72,7 +73,7 @@ def test_the_proof_finds_a_wrong_prefix(tmp_path: Path, monkeypatch: pytest.Monk
     save(FAMILIES["llama"](), tmp_path)
     monkeypatch.setattr(hf_attention.PackedWindows, "_mask", lambda *_: None)
     with pytest.raises(ValueError, match=r"LlamaForCausalLM: .* off transformers' own"):
-        HfEngine(spec(tmp_path))
+        made_ready(HfEngine(spec(tmp_path)))
 
 
 def test_the_proof_finds_positions_that_the_model_ignores(
@@ -86,13 +87,13 @@ def test_the_proof_finds_positions_that_the_model_ignores(
 
     monkeypatch.setattr(transformers.models.llama.modeling_llama.LlamaRotaryEmbedding, "forward", by_place)
     with pytest.raises(ValueError, match="off transformers' own"):
-        HfEngine(spec(tmp_path))
+        made_ready(HfEngine(spec(tmp_path)))
 
 
 def test_a_context_that_cannot_be_served_names_one_that_can(tmp_path: Path) -> None:
     save(FAMILIES["llama"](), tmp_path)
     with pytest.raises(ValueError, match=r"max_model_len 97 .* use at most 96"):
-        HfEngine(spec(tmp_path, max_model_len=CONTEXT + 1))
+        made_ready(HfEngine(spec(tmp_path, max_model_len=CONTEXT + 1)))
 
 
 def test_longrope_ends_where_it_would_depend_on_the_batch(tmp_path: Path) -> None:
@@ -104,20 +105,20 @@ def test_longrope_ends_where_it_would_depend_on_the_batch(tmp_path: Path) -> Non
     }
     config = transformers.Phi3Config(**GROUPED, original_max_position_embeddings=32, rope_parameters=rope)
     save(config, tmp_path)
-    engine = HfEngine(spec(tmp_path))
+    engine = made_ready(HfEngine(spec(tmp_path)))
     assert engine.max_model_len == 32
     assert any("limited to 32 tokens" in note for note in engine.notes)
     with pytest.raises(ValueError, match=r"longrope .* use at most 32"):
-        HfEngine(spec(tmp_path, max_model_len=33))
+        made_ready(HfEngine(spec(tmp_path, max_model_len=33)))
 
 
 def test_a_sliding_window_that_is_not_passed_bounds_the_context(tmp_path: Path) -> None:
     config = transformers.PhimoeConfig(**SLIDING, num_local_experts=2, num_experts_per_tok=1)
     save(config, tmp_path)
-    engine = HfEngine(spec(tmp_path))
+    engine = made_ready(HfEngine(spec(tmp_path)))
     assert engine.max_model_len == 6
     with pytest.raises(ValueError, match=r"sliding window .* use at most 6"):
-        HfEngine(spec(tmp_path, max_model_len=7))
+        made_ready(HfEngine(spec(tmp_path, max_model_len=7)))
 
 
 def test_missing_weights_are_refused(tmp_path: Path) -> None:
@@ -125,14 +126,14 @@ def test_missing_weights_are_refused(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
     with pytest.raises(ValueError, match=r"has 9 missing weights, as model\.layers\.3\."):
-        HfEngine(spec(tmp_path))
+        made_ready(HfEngine(spec(tmp_path)))
 
 
 def test_weights_that_are_not_used_are_noted(tmp_path: Path) -> None:
     save(FAMILIES["llama"](), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
-    notes = HfEngine(spec(tmp_path)).notes
+    notes = made_ready(HfEngine(spec(tmp_path))).notes
     assert any(
         note.startswith("9 weights of the checkpoint are not used, as model.layers.2.") for note in notes
     )
@@ -142,7 +143,7 @@ def test_only_safetensors_are_read(tmp_path: Path) -> None:
     save(FAMILIES["llama"](), tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     with pytest.raises(OSError, match="safetensors"):
-        HfEngine(spec(tmp_path))
+        made_ready(HfEngine(spec(tmp_path)))
 
 
 @pytest.mark.parametrize("version", ["5.25.0", "5.2.4", "4.57.1", "6.24.0"])

@@ -16,7 +16,10 @@ from ipc.messages import Close, Draft, Drafted, LaneName, Open, Progressed, Veri
 
 LANES = typing.get_args(LaneName)
 NAMES = [*codec.ORDERS, *codec.FACTS]
-ALIVE = {"expected", "greeted", "starting", "idle", "busy"}
+ALIVE = {
+    *("expected", "greeted", "starting", "loaded", "profiling", "profiled", "preparing"),
+    *("idle", "busy"),
+}
 
 
 def expected(lane: str, state: str, name: str) -> str | None:
@@ -27,14 +30,22 @@ def expected(lane: str, state: str, name: str) -> str | None:
     if name == "Stop":
         return "stopping" if state in ALIVE | {"stopping"} else "failed"
     if state == "stopping":
-        return state if name in (answer, "PhaseReached", "Ready", "Progressed") else None
+        return (
+            state if name in (answer, "PhaseReached", "Loaded", "Profiled", "Ready", "Progressed") else None
+        )
     if name in ("Open", "Close", "Progressed"):
         return state if state in ("idle", "busy") else None
     steps = {
         ("expected", "Greeted"): "greeted",
         ("greeted", "Configure"): "starting",
         ("starting", "PhaseReached"): "starting",
-        ("starting", "Ready"): "idle",
+        ("starting", "Loaded"): "loaded",
+        ("loaded", "Profile"): "profiling",
+        ("profiling", "PhaseReached"): "profiling",
+        ("profiling", "Profiled"): "profiled",
+        ("profiled", "Allocate"): "preparing",
+        ("preparing", "PhaseReached"): "preparing",
+        ("preparing", "Ready"): "idle",
         ("idle", ask): "busy",
         ("busy", answer): "idle",
     }

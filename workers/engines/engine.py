@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ipc.messages import SamplingSpec, Vocabulary
+    from ipc.messages import MemoryProfile, SamplingSpec, Vocabulary
     from workers.row_edit import RowEdit
 
 
@@ -52,7 +52,7 @@ R = TypeVar("R")
 
 
 class Served(Protocol):
-    """What a lane says of itself when it is ready, and does once before."""
+    """What a lane says of itself when it is ready, and does once before: the steps of workers.lifecycle."""
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -67,6 +67,31 @@ class Served(Protocol):
     @property
     def notes(self) -> list[str]:
         """What the user should know about how this runs here, a line each."""
+        ...
+
+    @property
+    def device_id(self) -> str:
+        """The device that it runs on, as all processes identify it."""
+        ...
+
+    def set_up_attention(self) -> None:
+        """Choose how to attend, by this lane's own shapes. Raises ValueError for what cannot be served."""
+        ...
+
+    def profile(self) -> MemoryProfile:
+        """Run the worst shapes and measure them. Keeps nothing but workspace."""
+        ...
+
+    def allocate(self, kv_tokens: int) -> None:
+        """Make the storage of keys and values of so many tokens. Raises MemoryError if they do not fit."""
+        ...
+
+    def capture(self) -> str:
+        """Capture graphs, where the device has them; says how many, or `none`."""
+        ...
+
+    def lock(self) -> None:
+        """From now on no workspace grows."""
         ...
 
     def warm_up(self) -> None:

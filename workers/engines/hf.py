@@ -13,10 +13,12 @@ import torch
 
 from ipc.messages import SamplingSpec
 from ipc.vocabulary import read
+from workers.device import open_device
 from workers.engines.engine import Draw, Window
 from workers.engines.hf_attention import PackedWindows, Piece
 from workers.engines.hf_model import HfModel
-from workers.kv import SlotKV
+from workers.footprint import Footprint, KvNeed
+from workers.kv import BLOCK, SlotKV, blocks_up
 from workers.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ipc.messages import LaneSpec, Vocabulary
+    from ipc.messages import LaneSpec, MemoryProfile, Vocabulary
     from workers.engines.engine import Sample
 
 PASS_TOKENS = 512
@@ -46,6 +48,8 @@ class HfEngine:
         """
         if spec.threads > 0:
             torch.set_num_threads(spec.threads)
+        self._home = open_device(spec.device)
+        self._footprint = Footprint(self._home)
         self._model = HfModel(spec)
         self._vocabulary = read(Path(spec.model))
         if self._vocabulary.size != self._model.vocabulary_size:
@@ -53,18 +57,11 @@ class HfEngine:
                 f"it has {self._model.vocabulary_size} logits for a vocabulary of {self._vocabulary.size}"
             )
         self._max_model_len = self._model.max_model_len(spec.max_model_len)
-        layers = self._model.layers
-        self._kv = SlotKV(
-            len(layers),
-            spec.max_sequences,
-            max(layer.kv_heads for layer in layers),
-            self._max_model_len,
-            max(max(layer.key_dim, layer.value_dim) for layer in layers),
-            self._model.dtype,
-            self._model.device,
-        )
+        self._max_sequences = spec.max_sequences
+        self._widest = spec.num_speculative_tokens + 1
+        self._kv = self._make_kv(min(2, spec.max_sequences), min(_PROOF_TOKENS, self._max_model_len))
         self._sampler = Sampler(self._vocabulary.size, self._model.device)
-        self._prove()
+        self._footprint.loaded()
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -77,6 +74,32 @@ class HfEngine:
     @property
     def notes(self) -> list[str]:
         return [_NOTE, *self._model.notes]
+
+    @property
+    def device_id(self) -> str:
+        return self._home.identity
+
+    def set_up_attention(self) -> None:
+        """Proves what it will run. Raises ValueError for a model that would decode wrongly over our KV."""
+        self._prove()
+
+    def profile(self) -> MemoryProfile:
+        """A full pass, then the widest windows of all sequences, at the end of the context."""
+        kv = self._kv
+        per_token = 2 * kv.layers * kv.kv_heads * kv.head_dim * kv.dtype.itemsize
+        need = KvNeed(per_token, BLOCK, self._max_sequences * blocks_up(self._max_model_len))
+        measured = self._footprint.profile(self._run_worst, need, lambda: 0)
+        self._kv = kv
+        return measured
+
+    def allocate(self, kv_tokens: int) -> None:
+        self._kv = self._make_kv(self._max_sequences, self._max_model_len)
+
+    def capture(self) -> str:
+        return "none"
+
+    def lock(self) -> None:
+        """Holds no workspace: its temporaries are the library's own."""
 
     def warm_up(self) -> None:
         """One prefill, then windows of 8 and of 1 tokens of all sequences that there may be, with samples."""
@@ -106,6 +129,31 @@ class HfEngine:
 
     def sample(self, rows: Tensor, draws: Sequence[Draw]) -> list[Sample]:
         return self._sampler.sample(rows, draws)
+
+    def _make_kv(self, slots: int, capacity: int) -> SlotKV:
+        layers = self._model.layers
+        return SlotKV(
+            len(layers),
+            slots,
+            max(layer.kv_heads for layer in layers),
+            capacity,
+            max(max(layer.key_dim, layer.value_dim) for layer in layers),
+            self._model.dtype,
+            self._model.device,
+        )
+
+    def _run_worst(self) -> None:
+        """Over storage that is thrown away; on a CPU, what of it is only read takes no memory."""
+        self.allocate(0)
+        end, widest = self._max_model_len, min(self._widest, self._max_model_len)
+        seqs = self._open_unnamed(self._kv.slots)
+        for seq in seqs:
+            self._kv.append(seq, end)
+        longest = min(PASS_TOKENS, end)
+        self.forward([Window(seqs[0], end - longest, [0] * longest, 1)])
+        rows = self.forward([Window(seq, end - widest, [0] * widest, widest) for seq in seqs])
+        sampling = SamplingSpec(1.0, 0.9, 0, 0.0, 0, 0, (), 1)
+        self.sample(rows, [Draw(sampling, 0, 0)] * len(rows))
 
     def _check(self, windows: Sequence[Window]) -> None:
         if len({window.seq for window in windows}) != len(windows):

@@ -15,6 +15,7 @@ from ipc.messages import Vocabulary
 from ipc.toy import ToyParameters
 from workers import noise
 from workers.engines.engine import Sample
+from workers.engines.weightless import Weightless
 from workers.pure_sampler import GREEDY_BELOW, sample_row
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 FAVOURITE_LOGIT = 4.0
 """Above all other logits, which are uniform in [-3, 3)."""
 
+_POINTER_BYTES = 8
 _MASK64 = 0xFFFFFFFFFFFFFFFF
 _UNRELATED = 1
 
@@ -62,7 +64,7 @@ class ToyModel:
         return logits
 
 
-class ToyEngine:
+class ToyEngine(Weightless):
     """Implements `workers.engines.engine.Engine`; a row of logits is held as its context's state."""
 
     def __init__(self, spec: LaneSpec) -> None:
@@ -74,6 +76,7 @@ class ToyEngine:
         self.model = ToyModel(self.parameters)
         self._max_sequences = spec.max_sequences
         self._max_model_len = min(spec.max_model_len or self.parameters.context, self.parameters.context)
+        super().__init__(spec.max_sequences, self._max_model_len, _POINTER_BYTES)
         self._held: dict[int, list[int]] = {}
         self._plain_samples: dict[int, Sample] = {}
 
@@ -90,9 +93,6 @@ class ToyEngine:
     @property
     def notes(self) -> list[str]:
         return [f"toy model without weights: {self.parameters}"]
-
-    def warm_up(self) -> None:
-        """Nothing to do: a toy's first step is as fast as its others."""
 
     def open(self, seq: int) -> None:
         """Raises MemoryError if max_sequences are open, ValueError if this one is."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ipc.messages import Vocabulary
+from workers.engines.weightless import Weightless
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,10 +16,13 @@ if TYPE_CHECKING:
 
 MIN_MATCH = 2
 MAX_MATCH = 4
+_INDEX_BYTES = 600
+"""Of the index per token, about: three keys with their entries."""
 
 
-class NgramSpeculator:
+class NgramSpeculator(Weightless):
     def __init__(self, spec: LaneSpec) -> None:
+        super().__init__(spec.max_sequences, spec.max_model_len, _INDEX_BYTES)
         self._max_model_len = spec.max_model_len
         self._indexes: dict[int, NgramIndex] = {}
 
@@ -37,9 +41,6 @@ class NgramSpeculator:
     @property
     def notes(self) -> list[str]:
         return []
-
-    def warm_up(self) -> None:
-        """Nothing to warm."""
 
     def open(self, sequence: LaneSequence) -> None:
         self._indexes[sequence.seq] = NgramIndex()

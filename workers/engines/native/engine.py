@@ -15,11 +15,13 @@ import torch.nn.functional as F
 from ipc import vocabulary
 from ipc.messages import SamplingSpec
 from workers.attention import PLAIN, SlotAttention, Span, prove_tiling
+from workers.device import open_device
 from workers.engines.engine import Draw, Window
 from workers.engines.native.config import read_config
 from workers.engines.native.model import Model
 from workers.engines.native.weights import Checkpoint, Types, Weights
-from workers.kv import SlotKV
+from workers.footprint import Footprint, KvNeed
+from workers.kv import BLOCK, SlotKV, blocks_up
 from workers.linear import ONE_BY_ONE, ROWS, WIDE_ROWS, choose, every_count, plain
 from workers.sampler import Sampler
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ipc.messages import LaneSpec, Vocabulary
+    from ipc.messages import LaneSpec, MemoryProfile, Vocabulary
     from workers.attention import Tiling
     from workers.engines.engine import Sample
     from workers.engines.native.config import ModelConfig
@@ -73,17 +75,21 @@ class NativeEngine:
         config = read_config(directory)
         self._vocabulary = vocabulary.read(directory)
         self._max_model_len = _max_model_len(spec.max_model_len, config)
-        self._device = torch.device(spec.device)
+        self._home = open_device(spec.device)
+        self._footprint = Footprint(self._home)
+        self._device = torch.device(self._home.name)
+        self._max_sequences = spec.max_sequences
+        self._widest = spec.num_speculative_tokens + 1
+        self._config = config
         self._sliding_window = config.sliding_window
         self._notes: list[str] = []
         with torch.inference_mode():
             dtype = _DTYPES[spec.dtype]
             self._load(config, directory, dtype, invariant)
-            self._attention = self._make_attention(
-                spec.max_sequences, config, self._activations(dtype), invariant
-            )
-        self._kv = self._attention.kv
+        self._kv_dtype = self._activations(dtype)
+        self._exact = invariant and self._device.type == "cpu"
         self._sampler = Sampler(self._vocabulary.size, self._device)
+        self._footprint.loaded()
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -96,6 +102,50 @@ class NativeEngine:
     @property
     def notes(self) -> list[str]:
         return list(self._notes)
+
+    @property
+    def device_id(self) -> str:
+        return self._home.identity
+
+    @torch.inference_mode()
+    def set_up_attention(self) -> None:
+        config = self._config
+        shape = (config.kv_heads, config.query_heads, config.head_dim)
+        self._tiling = PLAIN
+        if self._exact:
+            self._tiling = prove_tiling(*shape, self._kv_dtype, self._device)
+            self._notes.append(_exactness(self._rows, self._head_rows, self._tiling))
+        else:
+            self._notes.append(_NOT_INVARIANT)
+
+    def profile(self) -> MemoryProfile:
+        """The longest prefill pass, then the widest windows of all sequences, at the end of the context."""
+        config = self._config
+        per_token = 2 * config.layers * config.kv_heads * config.head_dim * self._kv_dtype.itemsize
+        need = KvNeed(per_token, BLOCK, self._max_sequences * blocks_up(self._max_model_len))
+        measured = self._footprint.profile(self._run_worst, need, lambda: 0)
+        del self._attention, self._kv
+        return measured
+
+    @torch.inference_mode()
+    def allocate(self, kv_tokens: int) -> None:
+        config = self._config
+        self._kv = SlotKV(
+            config.layers,
+            self._max_sequences,
+            config.kv_heads,
+            self._max_model_len,
+            config.head_dim,
+            self._kv_dtype,
+            self._device,
+        )
+        self._attention = SlotAttention(self._kv, config.query_heads, self._tiling)
+
+    def capture(self) -> str:
+        return "none"
+
+    def lock(self) -> None:
+        """Holds no workspace yet."""
 
     def warm_up(self) -> None:
         """A prefill, then windows of 8 and of 1 tokens of all sequences that there may be, with samples."""
@@ -161,20 +211,19 @@ class NativeEngine:
         make, buckets = choose(samples, candidates)
         return make, buckets if invariant else every_count(candidates[-1])
 
-    def _make_attention(
-        self, slots: int, config: ModelConfig, dtype: torch.dtype, invariant: bool
-    ) -> SlotAttention:
-        shape = (config.kv_heads, config.query_heads, config.head_dim)
-        exact = invariant and self._device.type == "cpu"
-        tiling = prove_tiling(*shape, dtype, self._device) if exact else PLAIN
-        kv = SlotKV(
-            config.layers, slots, config.kv_heads, self._max_model_len, config.head_dim, dtype, self._device
-        )
-        if exact:
-            self._notes.append(_exactness(self._rows, self._head_rows, tiling))
-        else:
-            self._notes.append(_NOT_INVARIANT)
-        return SlotAttention(kv, config.query_heads, tiling)
+    def _run_worst(self) -> None:
+        """Over storage that is thrown away; on a CPU, what of it is only read takes no memory."""
+        self.allocate(0)
+        end, widest = self._max_model_len, min(self._widest, self._max_model_len)
+        seqs = [-1 - index for index in range(self._kv.slots)]
+        for seq in seqs:
+            self.open(seq)
+            self._kv.append(seq, end)
+        longest = min(self._rows.largest, end)
+        self.forward([Window(seqs[0], end - longest, [0] * longest, 1)])
+        rows = self.forward([Window(seq, end - widest, [0] * widest, widest) for seq in seqs])
+        sampling = SamplingSpec(1.0, 0.9, 0, 0.0, 0, 0, (), 1)
+        self.sample(rows, [Draw(sampling, 0, 0)] * len(rows))
 
     def _activations(self, dtype: torch.dtype) -> torch.dtype:
         return torch.float32 if self._device.type == "cpu" else dtype

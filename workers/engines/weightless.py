@@ -1,0 +1,41 @@
+"""The steps of a start, for what has neither weights nor tensors: little to do, but planned."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from workers.device import Cpu
+from workers.footprint import Footprint, KvNeed
+
+if TYPE_CHECKING:
+    from ipc.messages import MemoryProfile
+
+
+class Weightless:
+    """Base of the toy engine and of speculators that look tokens up."""
+
+    device_id = Cpu.identity
+
+    def __init__(self, max_sequences: int, max_model_len: int, bytes_per_token: int) -> None:
+        """`bytes_per_token`: what a held token takes; sequences and their lengths in tokens."""
+        self._footprint = Footprint(Cpu())
+        self._need = KvNeed(bytes_per_token, 1, max_sequences * max_model_len)
+        self.kv_tokens = self._need.max_tokens
+
+    def set_up_attention(self) -> None:
+        """Attends to nothing."""
+
+    def profile(self) -> MemoryProfile:
+        return self._footprint.profile(lambda: None, self._need, lambda: 0)
+
+    def allocate(self, kv_tokens: int) -> None:
+        self.kv_tokens = kv_tokens
+
+    def warm_up(self) -> None:
+        """Its first step is as fast as its others."""
+
+    def capture(self) -> str:
+        return "none"
+
+    def lock(self) -> None:
+        """Holds no workspace."""
