@@ -15,7 +15,6 @@ import torch
 
 from ipc import vocabulary
 from workers.device import open_device
-from workers.engines.engine import Draw
 from workers.footprint import Footprint, KvNeed
 from workers.pure_sampler import GREEDY_BELOW
 from workers.sampler import Sampler
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ipc.messages import LaneSpec, MemoryProfile, Vocabulary
+    from workers.engines.engine import Draw
     from workers.sequence import LaneSequence
     from workers.speculator import Ask
     from workers.speculators.lookup import Path as LookupPath
@@ -101,8 +101,7 @@ class _Chain:
 
     @property
     def draw(self) -> Draw:
-        position = len(self.sequence.tokens) + len(self.draft.tokens)
-        return Draw(self.sequence.sampling, position, position - self.sequence.prompt_len)
+        return self.sequence.draws(self.draft.tokens, rows=1)[0]
 
 
 class CascadeSpeculator:
