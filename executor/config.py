@@ -93,7 +93,7 @@ class Config:
 
     target: model of the target lane: `smollm2-135m`, a checkpoint directory or a hub id; a toy's parameters
         if `engine` is toy.
-    speculator: `off`, `ngram` (prompt lookup), or a model as above.
+    speculator: `off`, `ngram` (prompt lookup), `suffix` (what was said before, by all), or a model as above.
     engine: `native` (own code, batch-invariant on CPUs), `hf` (any transformers model), `toy` (no weights).
     dtype: of weights and arithmetic; see the engine's notes for CPUs without bf16 or fp16 arithmetic.
     device: `auto`, `cpu`, `cuda` or `cuda:N`, for both lanes; `auto` is the first free GPU, else the CPU.

@@ -301,7 +301,7 @@ class Coordinator:
 
     def _watch_acceptance(self, drafted: int, accepted: int) -> None:
         speculator = self._lanes.speculator
-        if speculator is None or speculator.spec.engine == "ngram":
+        if speculator is None or speculator.spec.engine in ("ngram", "suffix"):
             return  # what a lookup is worth hangs on the text, and starting it again changes nothing
         stood = bool(self._collapse.alarm)
         restart = self._collapse.note(speculator.epoch, drafted, accepted)

@@ -166,6 +166,7 @@ class Lanes:
     def retire(self, lane: Lane) -> None:
         """Let a lane go that is not needed any more."""
         self.supervisor.retire(lane, self._tell_stop)
+        self._allocation.keep(self.supervisor.specs)
 
     def wake(self) -> None:
         """End the `wait` that runs, or the next one. May be called from any thread."""

@@ -165,6 +165,11 @@ class LLM:
         """The model's own text: tokens, their bytes, its template."""
         return self._text
 
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of token ids, padding rows included."""
+        return self._text.vocabulary_size
+
     def status(self) -> Status:
         """Health, lanes and totals. Raises Closed before `start`."""
         return observe(self.coordinator, self.speculation)

@@ -11,7 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from executor import checkpoint, models, toy_text
+import msgspec
+
+from executor import checkpoint, models, shipped, toy_text
 from executor.config import available_cores
 from executor.detokenizer import Detokenizer, token_bytes
 from executor.errors import InvalidConfig, InvalidRequest
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from executor.config import Config
     from executor.text import Detokenizes
     from ipc.messages import LaneEngine, LaneName
-_NO_MODEL = ("ngram", "off")
+_NO_MODEL = ("ngram", "suffix", "off")
 """Speculators that have no checkpoint."""
 
 
@@ -153,6 +155,9 @@ def speculator_spec(
         return None
     if config.speculator == "ngram":
         return _spec(config, "speculator", "ngram", "", target.max_model_len)
+    if config.speculator == "suffix":
+        lane = _spec(config, "speculator", "suffix", "", target.max_model_len)
+        return msgspec.structs.replace(lane, prior=_prior(config, target))
     if config.engine == "toy":
         return _toy_speculator(config, target, field)
     draft = _checkpoint(config, config.speculator, field, progress, also=_NO_MODEL)
@@ -162,6 +167,13 @@ def speculator_spec(
         raise InvalidConfig(field, str(error)) from error
     draft_len = min(target.max_model_len, checkpoint.context(draft, field))
     return _spec(config, "speculator", config.engine, str(draft), draft_len)
+
+
+def _prior(config: Config, target: LaneSpec) -> str:
+    """The shipped file of what this target writes; empty for one that none was made for."""
+    if config.engine == "toy":
+        return ""
+    return shipped.prior(vocabulary.read(Path(target.model)).fingerprint)
 
 
 def _checkpoint(

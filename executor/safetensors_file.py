@@ -56,6 +56,17 @@ def read(path: Path) -> list[Tensor]:
     return [tensor for _, tensor in found]
 
 
+def metadata(path: Path) -> dict[str, str]:
+    """What a file says of itself. Raises OSError, or ValueError if it is no safetensors file."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        try:
+            header = json.loads(file.read(min(length, _HEADER_LIMIT)))
+            return {str(name): str(value) for name, value in header.get("__metadata__", {}).items()}
+        except (AttributeError, ValueError) as error:
+            raise ValueError(f"{path} has no valid safetensors header: {error}") from error
+
+
 def write(path: Path, tensors: Sequence[Tensor]) -> None:
     """Write the tensors in this order and have them on disk on return. Raises OSError."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}

@@ -152,8 +152,9 @@ class Supervisor:
 
     @property
     def specs(self) -> list[LaneSpec]:
-        """Of all lanes that are alive, or are to be started again."""
-        return [lane.spec for lane in (*self._alive, *self.current.values())]
+        """Of all lanes that are to stay, or to be started again."""
+        staying = [lane for lane in self._alive if lane.state in (LaneState.STARTING, LaneState.SERVING)]
+        return [lane.spec for lane in (*staying, *self.current.values())]
 
     def by_pidfd(self, fd: int) -> Lane | None:
         """The lane whose process that is."""

@@ -15,7 +15,7 @@ import msgspec
 WIRE_VERSION = 2
 
 LaneName = Literal["target", "speculator"]
-LaneEngine = Literal["native", "hf", "toy", "ngram"]
+LaneEngine = Literal["native", "hf", "toy", "ngram", "suffix"]
 Phase = Literal[
     "boot",
     "load",
@@ -48,6 +48,7 @@ class LaneSpec(Record, frozen=True):
     """What a worker must become. `model` is a checkpoint directory, or the parameters of a toy.
 
     Lengths in tokens: `max_model_len` of the longest sequence, `num_speculative_tokens` of the longest draft.
+    `prior`: file of what the target is known to write, for lookups; empty if there is none.
     """
 
     lane: LaneName
@@ -59,6 +60,7 @@ class LaneSpec(Record, frozen=True):
     max_sequences: int
     max_model_len: int
     num_speculative_tokens: int = 0
+    prior: str = ""
 
 
 class Vocabulary(Record, frozen=True):

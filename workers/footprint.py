@@ -8,6 +8,7 @@ from ipc.messages import MemoryProfile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from workers.device import Device
 
@@ -23,7 +24,7 @@ class KvNeed(NamedTuple):
 class Footprint:
     """Made before a model is loaded, told when it is, asked for a profile once."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device[Any]) -> None:
         self._device = device
         device.forget_peak()
         self._before = device.memory().held
@@ -31,9 +32,9 @@ class Footprint:
 
     def loaded(self) -> None:
         self._device.synchronise()
-        memory = self._device.memory()
-        self._weights = max(0, memory.held - self._before)
-        self._load_peak = memory.peak
+        self._load_peak = self._device.memory().peak
+        self._device.trim()
+        self._weights = max(0, self._device.memory().held - self._before)
 
     def profile(self, run: Callable[[], None], kv: KvNeed, workspace: Callable[[], int]) -> MemoryProfile:
         """Run the worst shapes and see how far memory rises. `workspace`: its bytes, once they have run.
@@ -41,6 +42,7 @@ class Footprint:
         On a CPU, sizes are of resident memory, so they hold whatever libraries keep for themselves.
         """
         device = self._device
+        device.trim()
         device.forget_peak()
         before = device.memory().held
         run()
@@ -55,7 +57,7 @@ class Footprint:
             activations=max(0, after.peak - before - taken),
             workspace=taken,
             graphs=0,
-            load_peak=self._load_peak,
+            load_peak=max(self._load_peak, before),
             kv_bytes_per_token=kv.bytes_per_token,
             kv_block=kv.block,
             max_kv_tokens=kv.max_tokens,

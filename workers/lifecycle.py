@@ -36,10 +36,10 @@ class Lifecycle:
     """Where a lane stands in its start. `report` is told of each step done and how many seconds it took."""
 
     def __init__(self, report: Callable[[Phase, float, str], None], born: float) -> None:
-        """`born`: when the process began, by time.monotonic."""
+        """`born`: when the process began, by time.monotonic; the first step counts from there."""
         self.phase: str = "born"
         self._report = report
-        self._since = born
+        self._born: float | None = born
 
     @contextmanager
     def step(self, phase: Phase) -> Iterator[list[str]]:
@@ -48,12 +48,11 @@ class Lifecycle:
         Raises ProtocolError, before anything is done, for a step that is not the next one.
         """
         reached = START.step(self.phase, phase)
+        began, self._born = self._born or time.monotonic(), None
         outcome: list[str] = []
         yield outcome
         self.phase = reached
-        now = time.monotonic()
-        self._report(phase, now - self._since, ", ".join(outcome))
-        self._since = now
+        self._report(phase, time.monotonic() - began, ", ".join(outcome))
 
 
 def load(spec: LaneSpec) -> TargetLane | SpeculatorLane:
@@ -64,6 +63,10 @@ def load(spec: LaneSpec) -> TargetLane | SpeculatorLane:
         from workers.speculators.ngram import NgramSpeculator
 
         return SpeculatorLane(NgramSpeculator(spec))
+    if spec.engine == "suffix":
+        from workers.speculators.suffix import SuffixSpeculator
+
+        return SpeculatorLane(SuffixSpeculator(spec))
     from workers.speculators.draft import DraftSpeculator
 
     return SpeculatorLane(DraftSpeculator(_engine(spec)))

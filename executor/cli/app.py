@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from executor.cli import bench, chaos, generate, prune, serve, status, swap_speculator, version
+from executor.cli import bench, chaos, generate, plan, prune, serve, status, swap_speculator, version
 from executor.cli.output import log_to_stderr, write
 
 app = typer.Typer(
@@ -32,6 +32,7 @@ def speclane(
 
 app.command()(serve.serve)
 app.command()(generate.generate)
+app.command()(plan.plan)
 app.command()(prune.prune)
 app.command()(chaos.chaos)
 app.add_typer(bench.app, name="bench")

@@ -2,9 +2,10 @@
 
 import typer
 
-from executor.cli import bench_decode, bench_invariance, bench_overhead
+from executor.cli import bench_decode, bench_invariance, bench_memory, bench_overhead
 
 app = typer.Typer(help="Measure speclane on this machine.")
 app.command("decode")(bench_decode.decode)
 app.command("overhead")(bench_overhead.overhead)
 app.command("invariance")(bench_invariance.invariance)
+app.command("memory")(bench_memory.memory)

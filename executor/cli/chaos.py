@@ -45,7 +45,7 @@ def chaos(
         str | None,
         typer.Option(
             help="What drafts. If not given, ngram; with --engine toy, a toy that is often right.",
-            metavar="off|ngram|MODEL",
+            metavar="off|ngram|suffix|MODEL",
             rich_help_panel="Model",
         ),
     ] = None,

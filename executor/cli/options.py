@@ -43,7 +43,7 @@ def _flag(panel: str, name: str, text: str) -> Any:
 
 Target = Annotated[str | None, _model("MODEL", "Alias, checkpoint directory or hub id.", "smollm2-135m")]
 Speculator = Annotated[
-    str, _model("off|ngram|MODEL", "What drafts: nothing, prompt lookup, or a small model.")
+    str, _model("off|ngram|suffix|MODEL", "What drafts: nothing, lookups, or a small model.")
 ]
 NumSpeculativeTokens = Annotated[int | None, _model("K", "Longest draft in tokens, from 1 to 32.", "5")]
 Engine = Annotated[str, _model("native|hf|toy", "Code that runs the models.")]
@@ -152,7 +152,7 @@ def config(given: Mapping[str, Any], **fixed: Any) -> "Config":
     timeouts = {name: given[key] for name, key in _TIMEOUTS.items() if given.get(key) is not None}
     if given.get("standby") or given.get("group"):
         fixed["recovery"] = Recovery(
-            standby=tuple(given["standby"] or ()), group=given["group"] or "separate"
+            standby=tuple(given.get("standby") or ()), group=given.get("group") or "separate"
         )
     if given.get("speculative_config") is not None:
         chosen |= speculative_config(given["speculative_config"])

@@ -11,7 +11,10 @@ from executor.cli.output import write
 
 def swap_speculator(
     model: Annotated[
-        str, typer.Argument(help="off, ngram, an alias, a checkpoint directory or a hub id.", metavar="MODEL")
+        str,
+        typer.Argument(
+            help="off, ngram, suffix, an alias, a checkpoint directory or a hub id.", metavar="MODEL"
+        ),
     ],
     pid: options.Pid = None,
     load_timeout: Annotated[float, typer.Option(help="Time until it must serve.", metavar="SECONDS")] = 600.0,
@@ -31,7 +34,7 @@ def from_anywhere(model: str) -> str:
     from executor.config import local_path
     from executor.models import ALIASES
 
-    if model in ("", "off", "ngram", *ALIASES):
+    if model in ("", "off", "ngram", "suffix", *ALIASES):
         return model
     path = local_path("model", model, "ngram")
     return str(path.absolute()) if os.path.isdir(path) else model

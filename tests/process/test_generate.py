@@ -17,7 +17,7 @@ SAMPLINGS = [
     {"temperature": 1.5, "top_k": 40},
     {"temperature": 1.0, "min_p": 0.05, "top_k": 100, "top_p": 0.95},
 ]
-SPECULATORS = ["ngram", *(f"vocabulary=256,agree={agree}" for agree in ("0", "0.5", "0.8", "1"))]
+SPECULATORS = ["ngram", "suffix", *(f"vocabulary=256,agree={agree}" for agree in ("0", "0.5", "0.8", "1"))]
 
 
 def toys(speculator: str = "off", **options: Any) -> LLM:

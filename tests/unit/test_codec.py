@@ -53,6 +53,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
         case container if container is tuple:
             return st.tuples(*map(values, arguments))
     return {
+        bool: st.booleans(),
         int: st.integers(-(2**63), 2**64 - 1),
         float: st.floats(allow_nan=False),
         str: st.text(st.characters(exclude_categories=["Cs"]), max_size=10),

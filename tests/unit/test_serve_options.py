@@ -57,7 +57,9 @@ def test_a_file_gives_a_value_that_cannot_be(tmp_path: Path, capsys):
     file.write_text("port = 70000\nengine = 'toy'")
     assert refused(capsys, "--config", str(file)).startswith("--port must be from 0 to 65535, got 70000")
     # What the command line says is above it.
-    assert refused(capsys, "--config", str(file), "--port", "-1").startswith("--port must be from 0 to 65535, got -1")
+    assert refused(capsys, "--config", str(file), "--port", "-1").startswith(
+        "--port must be from 0 to 65535, got -1"
+    )
 
 
 def test_an_address_that_is_taken_is_told_before_anything_is_loaded(capsys):

@@ -6,7 +6,7 @@ stand beside it. It knows neither sequences nor windows; `workers.attention` doe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -18,13 +18,23 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from workers.attention import SlotAttention, Step
     from workers.engines.native.config import ModelConfig
     from workers.engines.native.weights import Layer, Norm
     from workers.linear import Linear
 
 _SERIAL_ELEMENTS = 32767
 """Element-wise operations on more elements are cut between threads, at places that depend on their number."""
+
+
+S = TypeVar("S", contravariant=True)
+
+
+class Attention(Protocol[S]):
+    """What the layers call; `S` is what one forward pass hands to all of them."""
+
+    def attend(self, layer: int, qkv: Tensor, step: S, scale: float) -> Tensor:
+        """Store keys and values of rows [n, query_heads + 2 · kv_heads, head_dim], attend: [n, hidden]."""
+        ...
 
 
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:
@@ -89,9 +99,17 @@ class Model:
         self._scale = config.head_dim**-0.5
 
     def hidden(
-        self, ids: Tensor, positions: npt.NDArray[np.int64], attention: SlotAttention, step: Step
+        self,
+        ids: Tensor,
+        positions: npt.NDArray[np.int64],
+        attention: Attention[S],
+        step: S,
+        taps: dict[int, Tensor] | None = None,
     ) -> Tensor:
-        """Rows [n, hidden] before the last norm, of tokens `ids` [n] at `positions` [n]; stores their KV."""
+        """Rows [n, hidden] before the last norm, of tokens `ids` [n] at `positions` [n]; stores their KV.
+
+        `taps` is filled with the rows after so many layers, for the numbers that are its keys.
+        """
         config = self._config
         rotated = config.query_heads + config.kv_heads
         table = rotations(positions, config.inverse_frequencies).to(ids.device)
@@ -104,7 +122,13 @@ class Model:
             rotate(heads, table)
             x = x.add_(layer.attention_output(attention.attend(index, qkv, step, self._scale)))
             x = x.add_(layer.down(gated(layer.gate_up(rms_norm(x, layer.post_norm)))))
+            if taps is not None and index + 1 in taps:
+                taps[index + 1] = x.clone()
         return x
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """The last norm of hidden rows."""
+        return rms_norm(hidden, self._norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden rows [n, hidden] → float32 [n, vocabulary]."""

@@ -120,9 +120,9 @@ class Weights:
     def embedding(self) -> Tensor:
         """[vocabulary, hidden]"""
         config = self._config
-        return self._stored(
-            self._checkpoint.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        )
+        name = "model.embed_tokens.weight"
+        # A copy: a tensor as it is stored would keep the whole file mapped.
+        return self._stored(self._checkpoint.take(name, config.vocab_size, config.hidden_size)).clone()
 
     def head(self) -> Tensor:
         """[vocabulary, hidden]"""

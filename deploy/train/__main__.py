@@ -1,0 +1,264 @@
+"""Train a drafting head for a chat model on text that the model writes itself: `python deploy/train --help`.
+
+Steps, each resumable: passages are gathered once; then turns of writing a shard of lessons and learning from
+it and some earlier ones, with a look at held-out prompts now and then. The best head so far is
+`best.safetensors`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors.torch import load_file
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[2])]  # the packages, also where they are not installed
+
+import prose  # noqa: E402
+import shards  # noqa: E402
+from dialogue import Dialogue, Markup  # noqa: E402
+from head import Head, Shape  # noqa: E402
+from learn import Learner, write  # noqa: E402
+from prompts import Prompts, belongs  # noqa: E402
+from simulate import simulate  # noqa: E402
+from teacher import Teacher  # noqa: E402
+
+from executor.models import resolve  # noqa: E402
+from executor.tokenizer import Tokenizer  # noqa: E402
+
+if TYPE_CHECKING:
+    from teacher import Lessons
+
+TAPS = (10, 20)
+_K = 7
+_HELD_OUT_ROWS = 32
+console = Console(stderr=True)
+
+
+def main() -> None:
+    args = _arguments()
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "shards").mkdir(exist_ok=True)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    Training(args).run()
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python deploy/train", description=__doc__)
+    parser.add_argument(
+        "part",
+        choices=["all", "write", "learn"],
+        help="all: write and learn in turns; or write in one process and learn in another",
+    )
+    parser.add_argument("--out", type=Path, required=True, help="directory of shards, checkpoints and log")
+    parser.add_argument("--start", type=Path, help="head to start from; its draft_to_target is kept")
+    parser.add_argument("--target", default="smollm2-135m", help="alias, checkpoint directory or hub id")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
+    parser.add_argument("--threads", type=int, default=0, help="0: as many as torch takes")
+    parser.add_argument("--shards", type=int, default=400, help="how many to make in all")
+    parser.add_argument("--rows", type=int, default=64, help="conversations per shard")
+    parser.add_argument("--length", type=int, default=256, help="tokens per conversation")
+    parser.add_argument("--read-every", type=int, default=4, help="every so many shards one of prose is read")
+    parser.add_argument(
+        "--replays", type=int, default=1, help="earlier shards learned again beside a new one"
+    )
+    parser.add_argument("--batch", type=int, default=8, help="rows per optimiser step")
+    parser.add_argument("--rate", type=float, default=4e-4)
+    parser.add_argument("--decay", type=float, default=0.05)
+    parser.add_argument("--evaluate-every", type=int, default=6, help="shards")
+    parser.add_argument(
+        "--patience", type=int, default=40, help="stop after so many evaluations without a gain"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+class Training:
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self._device = args.device
+        directory = resolve(args.target, progress=console.print)
+        self._tokenizer = Tokenizer(directory)
+        self._markup = _markup(self._tokenizer)
+        self._passages = self._gather()
+        self._teacher = Teacher(directory, TAPS, args.device)
+        start = load_file(args.start)
+        self._draft_to_target = start.pop("draft_to_target").to(args.device)
+        head = Head(Shape()).to(args.device)
+        head.load(start)
+        self._embedding = self._teacher.embedding
+        self._learner = Learner(head, self._embedding, self._draft_to_target, args.rate, args.decay)
+        self._best, self._stale, self._turns = 0.0, 0, 0
+        if (args.out / "state.json").is_file():
+            self._learner.load(args.out / "learner.safetensors")
+            state = json.loads((args.out / "state.json").read_text())
+            self._best, self._stale, self._turns = state["best"], state["stale"], state["turns"]
+        if args.part != "write":
+            self._held_out = self._make_held_out()
+
+    def run(self) -> None:
+        args = self._args
+        if args.part == "write":
+            for number in range(args.shards):
+                self._write_shard(number)
+            return
+        if self._turns == 0:
+            self._evaluate(0.0)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console) as bar:
+            task = bar.add_task("turns", total=args.shards, completed=self._turns)
+            while self._turns < args.shards and self._stale < args.patience:
+                loss = self._turn(self._turns)
+                self._turns += 1
+                if self._turns % args.evaluate_every == 0:
+                    self._evaluate(loss)
+                self._save()
+                bar.update(task, completed=self._turns, description=f"loss {loss:.3f}, best {self._best:.3f}")
+
+    def _turn(self, number: int) -> float:
+        """One new shard and some earlier ones. Returns the mean loss on the new one, as it was learned."""
+        new = self._shard(number)
+        chance = random.Random(f"replay {self._args.seed} {number}")
+        earlier = chance.sample(range(number), min(number, self._args.replays))
+        losses = [self._learn(new, number, 0)]
+        losses += [self._learn(self._shard(other), number, 1 + other) for other in earlier]
+        return losses[0]
+
+    def _learn(self, lessons: Lessons, number: int, salt: int) -> float:
+        generator = torch.Generator().manual_seed(
+            random.Random(f"{self._args.seed} {number} {salt}").getrandbits(60)
+        )
+        order = torch.randperm(len(lessons.tokens), generator=generator)
+        losses = []
+        for index in order.split(self._args.batch):
+            part = type(lessons)(*(tensor.to(self._device) for tensor in shards.rows(lessons, index)))
+            losses.append(self._learner.step(part, generator))
+        return sum(losses) / len(losses)
+
+    def _shard(self, number: int) -> Lessons:
+        file = shards.path(self._args.out / "shards", number)
+        if self._args.part == "learn":
+            while not file.is_file():
+                time.sleep(5.0)
+        self._write_shard(number)
+        return shards.load(file)
+
+    def _write_shard(self, number: int) -> None:
+        args = self._args
+        file = shards.path(args.out / "shards", number)
+        if file.is_file():
+            return
+        began = time.monotonic()
+        reading = args.read_every and number % args.read_every == args.read_every - 1
+        lessons = self._read(number) if reading else self._write("train", f"{args.seed} {number}", args.rows)
+        shards.save(file, lessons)
+        rate = lessons.tokens.numel() / (time.monotonic() - began)
+        self._log({"shard": number, "read": bool(reading), "tokens_per_second": round(rate, 1)})
+
+    def _write(self, split: str, name: str, rows: int, temperature: float | None = None) -> Lessons:
+        """`name` seeds all that is drawn."""
+        prompts = Prompts(name, split, self._passages)  # type: ignore[arg-type]
+        asked = 0.5 if temperature is None else 0.0
+        dialogues = [
+            Dialogue(
+                self._markup,
+                prompts,
+                self._encode,
+                f"{split} {name} {row}",
+                temperature=temperature,
+                self_asked=asked,
+            )
+            for row in range(rows)
+        ]
+        seed = random.Random(f"{split} {name}").getrandbits(60)
+        return self._teacher.write(dialogues, self._args.length, seed)
+
+    def _read(self, number: int) -> Lessons:
+        """Prose, passage after passage, cut into rows."""
+        args = self._args
+        chance = random.Random(f"prose {args.seed} {number}")
+        tokens: list[int] = []
+        while len(tokens) < args.rows * args.length:
+            passage = chance.choice(self._passages)
+            if belongs(passage, "train"):
+                tokens += [*self._encode(passage), *self._encode("\n\n")]
+        rows = torch.tensor(tokens[: args.rows * args.length]).view(args.rows, args.length)
+        parts = [self._teacher.read(part) for part in rows.split(16)]
+        return type(parts[0])(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+    def _make_held_out(self) -> Lessons:
+        file = self._args.out / "held_out.safetensors"
+        if not file.is_file():
+            shards.save(file, self._write("eval", str(self._args.seed), _HELD_OUT_ROWS, temperature=0.0))
+        return shards.load(file)
+
+    def _evaluate(self, loss: float) -> None:
+        lessons = type(self._held_out)(*(tensor.to(self._device) for tensor in self._held_out))
+        learner = self._learner
+        score = simulate(learner.average, learner.output, self._embedding, self._draft_to_target, lessons, _K)
+        self._stale = 0 if score.length > self._best else self._stale + 1
+        by_position = [round(share, 3) for share in score.by_position]
+        self._log(
+            {
+                "turns": self._turns,
+                "seen": learner.seen,
+                "loss": round(loss, 4),
+                "length": round(score.length, 4),
+                "by_position": by_position,
+            }
+        )
+        if score.length > self._best:
+            self._best = score.length
+            tensors = {name: tensor.bfloat16() for name, tensor in learner.average.state_dict().items()}
+            write(self._args.out / "best.safetensors", tensors | {"draft_to_target": self._draft_to_target})
+
+    def _save(self) -> None:
+        self._learner.save(self._args.out / "learner.safetensors")
+        state = {"best": self._best, "stale": self._stale, "turns": self._turns}
+        part = self._args.out / "state.part"
+        part.write_text(json.dumps(state))
+        part.replace(self._args.out / "state.json")
+
+    def _log(self, record: dict[str, object]) -> None:
+        with (self._args.out / "log.jsonl").open("a") as file:
+            file.write(json.dumps({"time": time.strftime("%H:%M:%S")} | record) + "\n")
+
+    def _gather(self) -> list[str]:
+        file = self._args.out / "passages.json"
+        if not file.is_file():
+            console.print("gathering prose from installed packages")
+            passages, sources = prose.passages()
+            file.write_text(json.dumps({"passages": passages, "sources": sources}))
+        passages: list[str] = json.loads(file.read_text())["passages"]
+        return passages
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special=False)
+
+
+def _markup(tokenizer: Tokenizer) -> Markup:
+    """Taken from the template itself: what stands before, between and after two turns."""
+    marks = "<question>", "<answer>"
+    turns = [{"role": "user", "content": marks[0]}, {"role": "assistant", "content": marks[1]}]
+    before, rest = tokenizer.render_chat(turns[:1]).split(marks[0])
+    end, assistant = rest.split("\n", 1)
+    start, user = before.rsplit("<|im_start|>", 1)
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special=False)
+
+    (end_token,) = encode(end)
+    return Markup(encode(start), encode("<|im_start|>" + user), encode(assistant), end_token, encode("\n"))
+
+
+if __name__ == "__main__":
+    main()

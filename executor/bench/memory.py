@@ -1,0 +1,85 @@
+"""Memory as planned and as measured: every lane's KV is filled, then the kernel is asked for the peak.
+
+Only on CPUs, where all that a lane takes is resident memory of its process.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from executor.errors import InvalidConfig
+from executor.llm import LLM
+from executor.planning import rows
+from executor.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from executor.config import Config
+    from executor.lane import Lane
+
+_NEW_TOKENS = 16
+
+
+def measure(config: Config) -> dict[str, Any]:
+    """Per lane the planned total and the measured peak in bytes, and measured / planned.
+
+    The peak is the process's own since it had loaded; `load_peak` is that of loading. Raises InvalidConfig
+    for lanes on a GPU, LaneFailed.
+    """
+    with LLM(config) as llm:
+        plan = llm.coordinator.memory
+        assert plan is not None, "an executor that serves has a plan"
+        if on_gpu := [lane.profile.device for lane in plan.lanes if lane.profile.device != "cpu"]:
+            raise InvalidConfig("device", f"device {on_gpu[0]} is not measured; try cpu")
+        prompts = _prompts(llm, plan.tokens // config.max_sequences, config.max_sequences)
+        params = SamplingParams(max_tokens=_NEW_TOKENS, ignore_eos=True, temperature=0.0)
+        completions = llm.generate(prompts, params, progress=False)
+        held = sum(len(done.prompt_token_ids) + len(done.token_ids) for done in completions)
+        peaks: dict[str, int] = {lane.name: _peak(lane) for lane in llm.coordinator.lanes}
+        lanes = [
+            {
+                "lane": row.lane,
+                "device": row.device,
+                "planned": row.total,
+                "measured": peaks[row.lane],
+                "ratio": round(peaks[row.lane] / row.total, 4),
+                "load_peak": share.profile.load_peak,
+                "plan": row.as_dict(),
+            }
+            for row, share in zip(rows(plan), plan.lanes, strict=True)
+        ]
+        return {"lanes": lanes, "tokens": plan.tokens, "held_tokens": held} | _circumstances(config)
+
+
+def _prompts(llm: LLM, length: int, count: int) -> list[Sequence[int]]:
+    """Prompts without a common beginning, which with their answers fill so many tokens each."""
+    draw = random.Random(0)
+    size = llm.vocabulary_size
+    length = min(length, llm.max_model_len) - _NEW_TOKENS
+    if length < 1:
+        raise InvalidConfig("kv_tokens", f"kv_tokens leave no room for {count} sequences; try {64 * count}")
+    return [[draw.randrange(size) for _ in range(length)] for _ in range(count)]
+
+
+def _peak(lane: Lane) -> int:
+    """Bytes; the kernel's high-water mark of resident memory, which the lane reset when it had loaded."""
+    assert lane.process is not None, "a lane that has served has a process"
+    status = Path(f"/proc/{lane.process.pid}/status").read_text()
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return int(found[1]) * 1024 if found else 0
+
+
+def _circumstances(config: Config) -> dict[str, Any]:
+    return {
+        "target": config.target,
+        "speculator": config.speculator,
+        "engine": config.engine,
+        "dtype": config.dtype,
+        "threads": config.threads,
+        "k": config.num_speculative_tokens,
+        "batch": config.max_sequences,
+    }

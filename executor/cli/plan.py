@@ -1,0 +1,75 @@
+"""`speclane plan`: how much memory each lane will take, and how many tokens all can hold."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from executor.cli import options as o
+from executor.cli.output import log, log_to_stderr, progress_shown, write_json
+
+if TYPE_CHECKING:
+    from executor.capacity import MemoryPlan
+
+
+def plan(
+    ctx: typer.Context,
+    batch: Annotated[int, typer.Option(help="Sequences that run at once.", metavar="B")] = 8,
+    target: o.Target = None,
+    speculator: o.Speculator = "ngram",
+    num_speculative_tokens: o.NumSpeculativeTokens = None,
+    engine: o.Engine = "native",
+    dtype: o.Dtype = "bf16",
+    device: o.Device = "auto",
+    max_model_len: o.MaxModelLen = None,
+    memory_budget: o.MemoryBudget = None,
+    kv_tokens: o.KvTokens = None,
+    threads: o.Threads = None,
+    cache_dir: o.CacheDir = None,
+    load_timeout: o.LoadTimeout = None,
+    standby: o.Standby = None,
+    as_json: o.Json = False,
+    verbose: o.Verbose = False,
+) -> None:
+    """Load both lanes, measure their worst shapes, show the memory plan, and end. Nothing is served."""
+    log_to_stderr(verbose=verbose)
+    config = o.config(ctx.params, max_sequences=batch)
+
+    from executor.planning import plan_memory, rows
+
+    with progress_shown():
+        made = plan_memory(config, log.info)
+    if as_json:
+        lanes = [row.as_dict() for row in rows(made)]
+        write_json({"lanes": lanes, "tokens": made.tokens, "budgets": dict(made.budgets)})
+    else:
+        show(made)
+
+
+def show(made: "MemoryPlan") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from executor.planning import rows
+    from executor.sizes import size
+
+    lanes = rows(made)
+    table = Table("", *(f"{row.lane} ({row.device})" for row in lanes), box=None, padding=(0, 2))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name in ("process", "weights", "activations", "workspace", "graphs", "kv", "total", "peak"):
+        table.add_row(name, *(size(getattr(row, name)) for row in lanes))
+    table.add_row("kv per token", *(size(row.kv_bytes_per_token) for row in lanes))
+    table.add_row("kv tokens", *(str(row.kv_tokens) for row in lanes))
+    if any(row.copies > 1 for row in lanes):
+        table.add_row("processes", *(str(row.copies) for row in lanes))
+    console = Console(highlight=False)
+    console.print(table)
+    taken = ", ".join(
+        f"{size(made.taken(device))} of {size(budget)} on {_name(made, device)}"
+        for device, budget in made.budgets.items()
+    )
+    console.print(f"{made.tokens} tokens fit on all lanes: {taken}")
+
+
+def _name(made: "MemoryPlan", device: str) -> str:
+    return next(lane.profile.device for lane in made.lanes if lane.profile.device_id == device)

@@ -1,0 +1,108 @@
+"""What is likely next because it was so before: in this sequence, in earlier ones, in what the target writes.
+
+Three sources guess; the one whose guess is more likely right, by what such guesses were worth so far, is
+taken.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from workers.speculators.calibration import Calibration
+from workers.speculators.history import CONTEXTS, SEPARATOR, History
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from workers.sequence import LaneSequence
+    from workers.speculators.history import Guess, Walk
+    from workers.speculators.prior import Prior, PriorWalk
+
+SHARED_TOKENS = 1 << 18
+"""What is remembered of all sequences together; about 9 MiB."""
+
+
+class Kind(NamedTuple):
+    """What is known of a guess beforehand; see Guess."""
+
+    source: str
+    length: int
+    votes: int
+    agreed: int
+
+
+class Proposal(NamedTuple):
+    """A token, and the probability that it is what the target says."""
+
+    token: int
+    expected: float
+    kind: Hashable
+
+
+class Lookup:
+    """Sequences by number, what they share, and how good the sources are."""
+
+    def __init__(self, max_model_len: int, prior: Prior | None) -> None:
+        self._max_model_len = max_model_len
+        self._prior = prior
+        self._own: dict[int, History] = {}
+        self._shared = History(SHARED_TOKENS)
+        self.calibration = Calibration(_first_estimate)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of what is remembered beyond open sequences; it does not grow."""
+        return self._shared.nbytes
+
+    def open(self, sequence: LaneSequence) -> None:
+        self._own[sequence.seq] = History(self._max_model_len)
+
+    def close(self, sequence: LaneSequence) -> None:
+        """What the target said is remembered for other sequences."""
+        del self._own[sequence.seq]
+        said = sequence.tokens[max(0, sequence.prompt_len - CONTEXTS[0]) :]
+        if len(sequence.tokens) > sequence.prompt_len:
+            self._shared.extend([*said, SEPARATOR])
+
+    def path(self, sequence: LaneSequence) -> Path:
+        """Guesses from the end of a sequence on."""
+        own = self._own[sequence.seq]
+        own.extend(sequence.tokens[own.told :])
+        context = sequence.tokens
+        walks: dict[str, Walk | PriorWalk] = {"own": own.walk(context), "shared": self._shared.walk(context)}
+        if self._prior is not None:
+            walks["prior"] = self._prior.walk(context)
+        return Path(walks, self.calibration)
+
+
+class Path:
+    def __init__(self, walks: dict[str, Walk | PriorWalk], calibration: Calibration) -> None:
+        self._walks = walks
+        self._calibration = calibration
+
+    def best(self) -> Proposal | None:
+        """The most promising next token."""
+        proposals = []
+        for source, walk in self._walks.items():
+            if (guess := walk.guess()) is not None:
+                kind = _kind(source, guess)
+                proposals.append(Proposal(guess.token, self._calibration.expected(kind), kind))
+        return max(proposals, key=_expected, default=None)
+
+    def go(self, token: int) -> None:
+        for walk in self._walks.values():
+            walk.go(token)
+
+
+def _expected(proposal: Proposal) -> float:
+    return proposal.expected
+
+
+def _kind(source: str, guess: Guess) -> Kind:
+    return Kind(source, min(guess.length, 8), min(guess.votes, 3), 8 * guess.votes // guess.places)
+
+
+def _first_estimate(kind: Hashable) -> float:
+    """A rough share of right guesses, until there are better figures."""
+    assert isinstance(kind, Kind)
+    return min(0.9, 0.08 + 0.07 * kind.length + 0.05 * kind.votes) * (kind.agreed + 1) / 9
