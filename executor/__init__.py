@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         RequestFailed,
         SpeclaneError,
     )
+    from executor.grammar import Grammar
     from executor.health import Health
     from executor.llm import LLM, Stream
     from executor.request import Completion, Delta
@@ -31,6 +32,7 @@ __all__ = [
     "Completion",
     "Config",
     "Delta",
+    "Grammar",
     "Health",
     "InvalidConfig",
     "InvalidRequest",
@@ -47,6 +49,7 @@ __all__ = [
 _HOMES = {
     "config": ("Config", "Recovery", "Timeouts"),
     "errors": ("Closed", "InvalidConfig", "InvalidRequest", "LaneFailed", "RequestFailed", "SpeclaneError"),
+    "grammar": ("Grammar",),
     "health": ("Health",),
     "llm": ("LLM", "Stream"),
     "request": ("Completion", "Delta"),

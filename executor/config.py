@@ -16,6 +16,7 @@ from ipc.messages import LaneName
 from ipc.toy import ToyParameters
 
 EngineName = Literal["native", "hf", "toy"]
+Hosting = Literal["process", "inline"]
 DtypeName = Literal["fp32", "bf16", "fp16"]
 
 MAX_SPECULATIVE_TOKENS = 32
@@ -30,6 +31,9 @@ class Timeouts:
 
     load: float = 600.0
     draft: float = 10.0
+    """A round waits for drafts about as long as they usually take, and never longer than this …"""
+    draft_least: float = 0.05
+    """… nor, unless `draft` is shorter, less than this."""
     verify: float = 120.0
     hang: float = 30.0
     """A speculator that owes its answer for so long is ended."""
@@ -37,7 +41,7 @@ class Timeouts:
 
     def __post_init__(self) -> None:
         """Raises InvalidConfig."""
-        for name in ("load", "draft", "verify", "hang", "stop"):
+        for name in ("load", "draft", "draft_least", "verify", "hang", "stop"):
             default: Any = type(self).__dataclass_fields__[name].default
             check_seconds(f"{name}_timeout", getattr(self, name), default)
         if self.hang < self.draft:
@@ -97,6 +101,8 @@ class Config:
     engine: `native` (own code, batch-invariant on CPUs), `hf` (any transformers model), `toy` (no weights).
     dtype: of weights and arithmetic; see the engine's notes for CPUs without bf16 or fp16 arithmetic.
     device: `auto`, `cpu`, `cuda` or `cuda:N`, for both lanes; `auto` is the first free GPU, else the CPU.
+    lanes: `process`, each lane in its own; `inline`, all in this one, which isolates nothing: for debuggers,
+        and to compare with.
     num_speculative_tokens: longest draft, K.
     max_model_len: longest sequence in tokens, prompt included; None is the target's own context.
     max_sequences: how many sequences run at once; more wait.
@@ -112,6 +118,7 @@ class Config:
     engine: EngineName = "native"
     dtype: DtypeName = "bf16"
     device: str = "auto"
+    lanes: Hosting = "process"
     num_speculative_tokens: int = 5
     max_model_len: int | None = None
     max_sequences: int = 8
@@ -133,6 +140,7 @@ class Config:
             object.__setattr__(self, "cache_dir", local_path("cache_dir", self.cache_dir, "./models"))
         _one_of("engine", self.engine, get_args(EngineName))
         _one_of("dtype", self.dtype, get_args(DtypeName))
+        _one_of("lanes", self.lanes, get_args(Hosting))
         if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", self.device):
             raise InvalidConfig(
                 "device", f"device must be auto, cpu, cuda or cuda:N, got {self.device!r}; try auto"

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from executor.capacity import MemoryLimits, MemoryPlan
-    from executor.config import Recovery, Timeouts
+    from executor.config import Hosting, Recovery, Timeouts
     from executor.lane import Lane
     from executor.plan import Step
     from executor.request import Request
@@ -57,6 +57,7 @@ class Coordinator:
         recovery: Recovery,
         max_model_len: int,
         memory: MemoryLimits,
+        hosting: Hosting = "process",
     ) -> None:
         """`specs`: the target's first, then the speculator's if there is one. Lengths in tokens: `k` of the
         longest draft, `max_model_len` of the longest sequence. Raises InvalidConfig or SpeclaneError."""
@@ -72,9 +73,9 @@ class Coordinator:
         self._ended = threading.Event()
         self._failure: SpeclaneError | None = None
         self._lock = threading.Lock()  # guards what callers leave here against the moment of failure
-        self._lanes = Lanes(specs, timeouts, recovery, memory)
+        self._lanes = Lanes(specs, timeouts, recovery, memory, hosting)
         self.stats = Stats()
-        self._drafting = Drafting(self._lanes, timeouts.draft, self.stats)
+        self._drafting = Drafting(self._lanes, timeouts, self.stats)
         self._verifying = Verifying(self._lanes, timeouts.verify)
         self._swapping = Swapping(self._lanes, self._errands.append, self._swapped)
         self._speculates = len(specs) > 1

@@ -7,17 +7,20 @@ it is late, dead, starting again, catching up or wrong.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from logging import WARNING
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from executor import dialogue
 from executor.events import record
+from executor.pace import DraftPace, work
 from ipc.link import LinkState
-from ipc.messages import Draft, Drafted, DraftItem
+from ipc.messages import Draft, Drafted, DraftItem, LaneSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from executor.config import Timeouts
     from executor.lane import Lane
     from executor.lanes import Lanes
     from executor.plan import Step
@@ -31,14 +34,23 @@ DRAFT_STRIKES = 3
 """A sequence during which the speculator died so often in a row is continued without drafts."""
 
 
+class Owing(NamedTuple):
+    """An order that is not waited for any more: to whom, about what, and how much work it is to draft."""
+
+    speculator: Lane
+    requests: list[Request]
+    work: float
+
+
 class Drafting:
-    def __init__(self, lanes: Lanes, seconds: float, stats: Stats) -> None:
-        """`seconds`: how long a round waits for drafts."""
+    def __init__(self, lanes: Lanes, timeouts: Timeouts, stats: Stats) -> None:
         self._lanes = lanes
-        self._seconds = seconds
         self._stats = stats
-        self._owing: tuple[Lane, list[Request]] | None = None
-        """Who was asked, about what, and was not waited for."""
+        self._owing: Owing | None = None
+        # By what runs, not by incarnation: a lane that starts again is as fast as it was.
+        self._paces = defaultdict[LaneSpec, DraftPace](
+            lambda: DraftPace(least=timeouts.draft_least, most=timeouts.draft)
+        )
 
     def run(self, plan: Sequence[Step], vocabulary_size: int) -> tuple[dict[int, list[int]], int]:
         """Usable drafts by sequence, and the nanoseconds that the speculator computed for them."""
@@ -52,6 +64,10 @@ class Drafting:
             return {}, 0
         if self._catch_up(speculator, [step.request for step in asked.values()]):
             return {}, 0
+        amount = work(
+            k=max(step.k for step in asked.values()),
+            news=sum(dialogue.backlog(speculator, step.request) for step in asked.values()),
+        )
         items = []
         for request, k in asked.values():
             if request.seq not in speculator.told:
@@ -59,24 +75,29 @@ class Drafting:
             since = dialogue.news(speculator, request)
             items.append(DraftItem(request.seq, request.gen, len(request.tokens), since, k))
         self._lanes.ask(speculator, Draft(speculator.epoch, next(dialogue.order_numbers), items))
-        reply = self._lanes.reply(speculator, time.monotonic() + self._seconds)
+        pace = self._paces[speculator.spec]
+        reply = self._lanes.reply(speculator, time.monotonic() + pace.patience(amount))
         if isinstance(reply, Drafted):
+            pace.note(amount, speculator.answered_at - speculator.asked_at)
             return self._usable(asked, reply.items, vocabulary_size), reply.busy_ns
         self._stats.missed += len(asked)
-        self._owing = speculator, [step.request for step in asked.values()]
+        self._owing = Owing(speculator, [step.request for step in asked.values()], amount)
         return {}, 0
 
     def _look_after_owing(self) -> None:
-        """A strike for the sequences over which the speculator died, perhaps when nobody waited any more."""
+        """A strike for the sequences over which the speculator died, perhaps when nobody waited any more; and
+        how long it took if it did not."""
         if self._owing is None:
             return
-        speculator, requests = self._owing
+        speculator, requests, amount = self._owing
         owes = speculator.in_flight is not None and speculator.link.state is not LinkState.STOPPING
         if owes and speculator.serving:
             return
         self._owing = None
         if owes:
             self._strike([request for request in requests if request.finish_reason is None])
+        elif amount and speculator.in_flight is None:
+            self._paces[speculator.spec].note(amount, speculator.answered_at - speculator.asked_at)
 
     def _without_foreign(self, speculator: Lane, steps: list[Step]) -> list[Step]:
         """A padded vocabulary of the target can bring tokens that the speculator has not got."""
@@ -104,7 +125,7 @@ class Drafting:
             room -= take
         self._lanes.ask(speculator, Draft(speculator.epoch, next(dialogue.order_numbers), items))
         speculator.abandoned = True
-        self._owing = speculator, told
+        self._owing = Owing(speculator, told, work=0)
         self._stats.catch_ups += 1
         return True
 

@@ -13,7 +13,7 @@ from ipc.link import Link, LinkState
 from ipc.table import Table
 
 if TYPE_CHECKING:
-    from executor.process import WorkerProcess
+    from executor.worker import Worker
     from ipc.messages import Drafted, LaneName, LaneSpec, MemoryProfile, Ready, Verified
 
 
@@ -66,7 +66,8 @@ class Lane:
         self.identity = f"{self.name}/{self.epoch}"
         self.state = LaneState.STARTING
         self.link = Link(self.name)
-        self.process: WorkerProcess | None = None
+        self.process: Worker | None = None
+        self.pid: int | None = None
         self.phase = "start"
         self.device_id = ""
         """The device that it runs on, once it has loaded."""
@@ -85,7 +86,9 @@ class Lane:
         self.busy_ns = 0
         self.orders = 0
         self.started_at = 0.0
+        self.ready_at = 0.0
         self.asked_at = 0.0
+        self.answered_at = 0.0
         self.heard_at = 0.0
 
     @property

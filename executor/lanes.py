@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from executor import descriptors
+from executor import descriptors, inline, process
 from executor.allocation import Allocation
 from executor.errors import InvalidConfig, LaneFailed
 from executor.lane import Lane, LaneState
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from executor.capacity import MemoryLimits, MemoryPlan
-    from executor.config import Recovery, Timeouts
+    from executor.config import Hosting, Recovery, Timeouts
     from executor.errors import SpeclaneError
     from ipc.channel import Event
     from ipc.messages import Fact, LaneSpec, Order
@@ -55,6 +55,9 @@ log = logging.getLogger("speclane")
 _LAST_WORDS_SECONDS = 0.1
 _DESCRIPTORS = 64
 """Open files that the lanes and their successors take at most, with some to spare."""
+
+
+HOSTS = {"process": process, "inline": inline}
 
 
 class NoReply(NamedTuple):
@@ -79,6 +82,7 @@ class Lanes:
         timeouts: Timeouts,
         recovery: Recovery,
         memory: MemoryLimits,
+        hosting: Hosting,
     ) -> None:
         """Raises InvalidConfig if there is no place for the socket, SpeclaneError for want of descriptors."""
         descriptors.require(_DESCRIPTORS)
@@ -90,7 +94,7 @@ class Lanes:
             self._alarm, self._call = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             self._hub.watch(self._alarm)
             undo.pop_all()
-        self.supervisor = Supervisor(self._hub, specs, timeouts, recovery)
+        self.supervisor = Supervisor(self._hub, specs, timeouts, recovery, HOSTS[hosting].start)
         self.supervisor.on_change = self._changed
         self._allocation = Allocation(memory, recovery.standby)
         self.counts = WireCounts()
@@ -310,7 +314,7 @@ class Lanes:
             self._post(lane, Allocate(lane.epoch, share.kv_tokens))
 
     def _ready(self, lane: Lane, fact: Ready) -> None:
-        lane.ready, lane.phase = fact, "serve"
+        lane.ready, lane.phase, lane.ready_at = fact, "serve", time.monotonic()
         for note in fact.notes:
             log.info("%s: %s", lane.name, note)
         if lane.state is LaneState.STARTING:
@@ -318,6 +322,7 @@ class Lanes:
 
     def _answered(self, lane: Lane, fact: Drafted | Verified) -> None:
         lane.busy_ns += fact.busy_ns
+        lane.answered_at = time.monotonic()
         if lane.state is LaneState.CONDEMNED:  # shaken out of its sleep by the signals that end it
             self.counts.stale += 1
             return

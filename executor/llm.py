@@ -25,7 +25,7 @@ from executor.request import Completion, Request
 from executor.sampling import SamplingParams
 from executor.status import observe
 from executor.text import TextStream
-from ipc.messages import SamplingSpec
+from ipc.messages import ConstraintSpec, SamplingSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -120,6 +120,7 @@ class LLM:
                 config.recovery,
                 self._prepared.max_model_len,
                 config.memory,
+                config.lanes,
             )
             self._control = self._listen(self._coordinator.directory)
         atexit.register(self.close)
@@ -302,15 +303,37 @@ class LLM:
 
     def _checked(self, tokens: list[int], params: SamplingParams) -> list[int]:
         check_prompt(tokens, self._text.vocabulary_size, self._prepared.max_model_len)
-        for token in params.stop_token_ids:
-            if token >= self._text.vocabulary_size:
-                last = self._text.vocabulary_size - 1
-                raise InvalidRequest("stop_token_ids", f"token {token} is not in the vocabulary, 0 to {last}")
+        last = self._text.vocabulary_size - 1
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            for token in getattr(params, name) or ():
+                if token > last:
+                    raise InvalidRequest(name, f"token {token} is not in the vocabulary, 0 to {last}")
+        if params.grammar is not None and self.config.engine == "toy":
+            raise InvalidRequest("grammar", "grammar: a toy's tokens are no text; use --engine native")
+        if params.grammar is not None and not (self._text.eos_token_ids or params.stop_token_ids):
+            raise InvalidRequest(
+                "grammar", "grammar: the model has no end-of-text token; give stop_token_ids"
+            )
         return tokens
+
+    def _constraints(self, params: SamplingParams, stops: set[int]) -> ConstraintSpec | None:
+        if not params.constrained:
+            return None
+        words = [self._text.encode_part(text) for word in params.bad_words for text in (word, f" {word}")]
+        return ConstraintSpec(
+            presence_penalty=float(params.presence_penalty),
+            frequency_penalty=float(params.frequency_penalty),
+            repetition_penalty=float(params.repetition_penalty),
+            logit_bias=tuple((token, float(bias)) for token, bias in sorted(params.logit_bias.items())),
+            allowed_token_ids=params.allowed_token_ids or (),
+            bad_words=tuple(tuple(word) for word in words if word),
+            grammar=params.grammar.compiled if params.grammar is not None else "",
+            end_token_ids=tuple(sorted(stops)),
+        )
 
     def _request(self, tokens: Sequence[int], params: SamplingParams, outputs: Outputs) -> Request:
         stops = set(params.stop_token_ids)
-        if not params.ignore_eos:
+        if not params.ignore_eos or params.grammar is not None:
             stops |= self._text.eos_token_ids
         spec = SamplingSpec(
             temperature=float(params.temperature),
@@ -321,6 +344,7 @@ class LLM:
             min_tokens=params.min_tokens,
             stop_token_ids=tuple(sorted(stops)),
             logprobs=params.logprobs,
+            constraints=self._constraints(params, stops),
         )
         return Request(
             seq=next(self._numbers),

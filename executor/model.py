@@ -45,6 +45,10 @@ class ModelText(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
 
+    def encode_part(self, text: str) -> list[int]:
+        """Text that stands anywhere in another one."""
+        ...
+
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]: ...
@@ -73,6 +77,9 @@ class CheckpointText:
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text)
 
+    def encode_part(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special=False)
+
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
@@ -99,6 +106,9 @@ class ToyText:
 
     def encode(self, text: str) -> list[int]:
         return toy_text.encode(text, self.vocabulary_size)
+
+    def encode_part(self, text: str) -> list[int]:
+        return self.encode(text)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()

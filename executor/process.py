@@ -17,6 +17,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from executor.lane import Lane
+    from ipc.channel import Hub
     from ipc.messages import LaneName
 
 _TAIL_BYTES = 4096
@@ -108,6 +110,11 @@ class WorkerProcess:
             self._closed = True
             os.close(self.pidfd)
         os.close(self._stderr)
+
+
+def start(lane: Lane, hub: Hub) -> WorkerProcess:
+    """A lane in a process of its own. Raises OSError."""
+    return WorkerProcess(lane.name, lane.epoch, hub.endpoint, lane.spec.threads)
 
 
 def describe_exit(status: int) -> str:

@@ -13,11 +13,11 @@ from functools import partial
 from logging import ERROR, INFO, WARNING
 from typing import TYPE_CHECKING
 
-from executor import descriptors
+from executor import descriptors, gpu_memory
 from executor.errors import LaneFailed, SpeclaneError
 from executor.events import record
 from executor.lane import Lane, LaneEvent, LaneState
-from executor.process import WorkerProcess, describe_exit
+from executor.process import describe_exit
 from executor.restart import RestartHistory
 from executor.watchdog import silent_too_long
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from executor.config import Recovery, Timeouts
+    from executor.worker import Worker
     from ipc.channel import Hub
     from ipc.messages import LaneName, LaneSpec
 
@@ -35,13 +36,28 @@ _DESCRIPTORS = 16
 """More than a worker costs its coordinator."""
 _ENDING = ((0.0, signal.SIGUSR1), (0.2, signal.SIGABRT), (1.0, signal.SIGKILL))
 """How a hung worker is ended, in seconds after the verdict: it dumps its stacks, must abort, is killed."""
+_RELEASE_SECONDS = 10.0
+_RELEASE_POLL_SECONDS = 0.05
+"""How long at most a successor waits until the GPU memory is free, and how often it looks."""
 
 
 class Supervisor:
-    """`current`: the incarnation of each lane that counts. Others are spares, coming in, or going."""
+    """`current`: the incarnation of each lane that counts. Others are spares, coming in, or going.
 
-    def __init__(self, hub: Hub, specs: Sequence[LaneSpec], timeouts: Timeouts, recovery: Recovery) -> None:
+    A lane that died keeps its seat, as current one or as spare, until its successor is started.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        specs: Sequence[LaneSpec],
+        timeouts: Timeouts,
+        recovery: Recovery,
+        start_worker: Callable[[Lane, Hub], Worker],
+    ) -> None:
+        """`start_worker` raises OSError or SpeclaneError."""
         self._hub = hub
+        self._start_worker = start_worker
         self._timeouts = timeouts
         self._recovery = recovery
         self._histories = {spec.lane: RestartHistory(recovery.policy) for spec in specs}
@@ -83,9 +99,10 @@ class Supervisor:
     def _spawn(self, lane: Lane) -> None:
         try:
             descriptors.require(_DESCRIPTORS)
-            lane.process = WorkerProcess(lane.name, lane.epoch, self._hub.endpoint, lane.spec.threads)
+            lane.process = self._start_worker(lane, self._hub)
         except (OSError, SpeclaneError) as error:
             raise LaneFailed(lane.name, f"its process cannot be started: {error}") from error
+        lane.pid = lane.process.pid
         lane.started_at = lane.heard_at = time.monotonic()
         self.by_identity[lane.identity] = lane
         self._alive.append(lane)
@@ -110,7 +127,12 @@ class Supervisor:
         lane.step(LaneEvent.READY)
         if (then := self._incoming.pop(lane.identity, None)) is not None:
             then(lane)
+        elif self._spares.get(lane.name) is lane and not self._able(lane.name):
+            self._promote_spare(lane.name)
         self.on_change()
+
+    def _able(self, name: LaneName) -> bool:
+        return self.current[name].state in (LaneState.STARTING, LaneState.SERVING)
 
     def replace(self, lane: Lane) -> list[Lane]:
         """Make a serving lane the current one of its name; returns those to let go, a spare included."""
@@ -130,12 +152,14 @@ class Supervisor:
         return [lane for lane in held if lane is not None]
 
     def condemn(self, lane: Lane, reason: str) -> None:
-        """End a lane that hangs, without waiting for it."""
+        """End a lane that hangs, without waiting for it; its spare takes over at once."""
         lane.down_because = lane.down_because or reason
         lane.step(LaneEvent.CONDEMN)
         now = time.monotonic()
         for delay, number in _ENDING:
             self._at(now + delay, partial(_signal, lane, number))
+        if self.current.get(lane.name) is lane:
+            self._promote_spare(lane.name)
         self.on_change()
 
     def take_down(self, lane: Lane, reason: str) -> None:
@@ -194,27 +218,28 @@ class Supervisor:
         if not self.restarting:
             return
         self.deaths[lane.name] += 1
-        now = time.monotonic()
-        is_current = self.current.get(lane.name) is lane
-        spare = self._spares.get(lane.name)
-        if is_current and spare is not None and spare.serving:
-            del self._spares[lane.name]
-            self.current[lane.name] = spare
-            self.restarts[lane.name] += 1
-            record(WARNING, "lane_promoted", lane=lane.name, epoch=spare.epoch)
-        elif not is_current and spare is not lane:
+        if self.current.get(lane.name) is lane:
+            self._promote_spare(lane.name)
+        if lane not in (self.current.get(lane.name), self._spares.get(lane.name)):
             return
+        now = time.monotonic()
         delay = self._histories[lane.name].died(now, random.random())
         if delay is None:
             self.given_up.add(lane.name)
             record(ERROR, "lane_given_up", lane=lane.name, deaths=self.deaths[lane.name])
             return
-        if self.current.get(lane.name) is lane:
-            self._at(now + delay, lambda: self._restart(lane.name))
-            if self._recovery.group == "one_for_all":
-                self._end_others(lane)
-        else:
-            self._at(now + delay, lambda: self._start_spare(lane.name))
+        give_up_waiting = now + delay + _RELEASE_SECONDS
+        self._at(now + delay, lambda: self._restart(lane, give_up_waiting))
+        if self.current.get(lane.name) is lane and self._recovery.group == "one_for_all":
+            self._end_others(lane)
+
+    def _promote_spare(self, name: LaneName) -> None:
+        """A spare that serves and the lane for which it stands in change seats."""
+        spare = self._spares.get(name)
+        if spare is not None and spare.serving:
+            self._spares[name], self.current[name] = self.current[name], spare
+            self.restarts[name] += 1
+            record(WARNING, "lane_promoted", lane=name, epoch=spare.epoch)
 
     def _end_others(self, lane: Lane) -> None:
         """Lanes that share a GPU under MPS die of each other's GPU faults: they start again as one group."""
@@ -222,13 +247,24 @@ class Supervisor:
             if other is not lane and other.state in (LaneState.SERVING, LaneState.STARTING):
                 self.take_down(other, f"ended together with the {lane.name} lane")
 
-    def _restart(self, name: LaneName) -> None:
-        dead = self.current.get(name)
-        if dead is None or dead.state is not LaneState.DOWN:
+    def _restart(self, dead: Lane, give_up_waiting: float) -> None:
+        """Start another in the seat that the dead one still has, once the GPU memory it held is free."""
+        name = dead.name
+        if dead not in (self.current.get(name), self._spares.get(name)):
             return
-        lane = self.current[name] = Lane(dead.spec)
-        self.restarts[name] += 1
-        record(WARNING, "lane_restarted", lane=name, epoch=lane.epoch, restarts=self.restarts[name])
+        now = time.monotonic()
+        if dead.spec.device != "cpu" and dead.pid is not None and gpu_memory.held_by(dead.pid):
+            if now < give_up_waiting:
+                self._at(now + _RELEASE_POLL_SECONDS, lambda: self._restart(dead, give_up_waiting))
+                return
+            record(WARNING, "memory_not_released", lane=name, pid=dead.pid)
+        lane = Lane(dead.spec)
+        if self.current.get(name) is dead:
+            self.current[name] = lane
+            self.restarts[name] += 1
+            record(WARNING, "lane_restarted", lane=name, epoch=lane.epoch, restarts=self.restarts[name])
+        else:
+            self._spares[name] = lane
         self._spawn_again(lane)
         self.on_change()
 

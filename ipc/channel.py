@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zmq
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MAX_PATH_BYTES = 107
 """Longest path of a UNIX socket (sun_path without its final zero)."""
+_INLINE = "inproc://hub"
+"""Where workers connect that are threads of the hub's process; known within its context only."""
 _QUEUED_MESSAGES = 256
 _SEND_TIMEOUT_MS = 1000
 
@@ -64,11 +66,16 @@ class Hub:
             self._socket = _limited(self._context.socket(zmq.ROUTER))
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self._socket.bind(self.endpoint)
+            self._socket.bind(_INLINE)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise WireError(f"no socket at {path}: {error}") from error
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
+
+    def peer(self, identity: str) -> Peer:
+        """The end of a worker that is a thread of this process. It must be closed before the hub is."""
+        return Peer(_INLINE, identity, self._context)
 
     def send(self, identity: str, order: Order) -> None:
         """Raises PeerGone if the worker is not connected or takes nothing for a second."""
@@ -119,8 +126,10 @@ class Hub:
 class Peer:
     """A worker's end."""
 
-    def __init__(self, endpoint: str, identity: str) -> None:
-        self._context = zmq.Context(io_threads=1)
+    def __init__(self, endpoint: str, identity: str, shared: zmq.Context[Any] | None = None) -> None:
+        """`shared`: the hub's context, if that is in the same process."""
+        self._shared = shared is not None
+        self._context = shared or zmq.Context(io_threads=1)
         self._socket = _limited(self._context.socket(zmq.DEALER))
         self._socket.setsockopt(zmq.IDENTITY, identity.encode())
         self._socket.connect(endpoint)
@@ -144,7 +153,10 @@ class Peer:
 
     def close(self) -> None:
         """What was sent just before still has a moment to leave."""
-        self._context.destroy(linger=_SEND_TIMEOUT_MS)
+        if self._shared:
+            self._socket.close(linger=_SEND_TIMEOUT_MS)
+        else:
+            self._context.destroy(linger=_SEND_TIMEOUT_MS)
 
 
 def _limited(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:

@@ -70,6 +70,24 @@ class Vocabulary(Record, frozen=True):
     fingerprint: str
 
 
+class ConstraintSpec(Record, frozen=True):
+    """What else decides which token a sequence gets, at every position and draft position alike.
+
+    Penalties are 0, 0 and 1 where there are none. `logit_bias`: (token id, what is added to its logit).
+    `allowed_token_ids`: none means all. `bad_words`: token runs that must not come about. `grammar`: in
+    llguidance's form, empty for none; once the text is complete, one of `end_token_ids` follows.
+    """
+
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: tuple[tuple[int, float], ...]
+    allowed_token_ids: tuple[int, ...]
+    bad_words: tuple[tuple[int, ...], ...]
+    grammar: str
+    end_token_ids: tuple[int, ...]
+
+
 class MemoryProfile(Record, frozen=True):
     """What a lane needs of its device's memory, measured in its worst shapes. Sizes in bytes.
 
@@ -103,6 +121,7 @@ class SamplingSpec(Record, frozen=True):
 
     Tokens in `stop_token_ids` cannot be sampled before `min_tokens` tokens have been generated.
     `logprobs` is the number of alternatives to report per token, None for no log-probabilities at all.
+    Most sequences have no `constraints`.
     """
 
     temperature: float
@@ -113,6 +132,7 @@ class SamplingSpec(Record, frozen=True):
     min_tokens: int
     stop_token_ids: tuple[int, ...]
     logprobs: int | None
+    constraints: ConstraintSpec | None = None
 
 
 class OpenedSequence(Record, frozen=True):

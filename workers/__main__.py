@@ -26,9 +26,10 @@ def main(argv: list[str] | None = None) -> int:
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # where it hangs, asked before it is ended
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's to handle
 
+    from ipc.channel import Peer
     from workers.session import Session
 
-    return Session(args.lane, args.epoch, args.endpoint, born).run()
+    return Session(args.lane, args.epoch, Peer(args.endpoint, f"{args.lane}/{args.epoch}"), born).run()
 
 
 if __name__ == "__main__":

@@ -8,15 +8,20 @@ from ipc.errors import ProtocolError
 from workers.sequence import LaneSequence
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ipc.messages import OpenedSequence
+    from workers.constraints import Constraints
+
+    Constrain = Callable[[OpenedSequence], Constraints]
 
 
 class SequenceTable:
     """The open sequences of a lane, by number. Orders about others, or other generations, are errors."""
 
-    def __init__(self) -> None:
+    def __init__(self, constrain: Constrain | None) -> None:
+        """`constrain`: what restricts the sampling of a sequence; None in a lane that samples nothing."""
+        self._constrain = constrain
         self._sequences: dict[int, LaneSequence] = {}
 
     def open(self, opened: OpenedSequence) -> LaneSequence:
@@ -25,7 +30,10 @@ class SequenceTable:
             raise ProtocolError(f"sequence {opened.seq} is open already")
         if not opened.tokens:
             raise ProtocolError(f"sequence {opened.seq} has no tokens")
-        sequence = self._sequences[opened.seq] = LaneSequence(opened)
+        constraints = None
+        if self._constrain is not None and opened.sampling.constraints is not None:
+            constraints = self._constrain(opened)
+        sequence = self._sequences[opened.seq] = LaneSequence(opened, constraints)
         return sequence
 
     def close(self, seq: int) -> LaneSequence:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar, get_args
 
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-    from ipc.messages import LaneSpec
+    from ipc.messages import LaneSpec, OpenedSequence
+    from workers.constraints import Constraints
     from workers.engines.engine import Engine, Served
+    from workers.guide import Guides
+    from workers.lane import Constrain
 
 LANES = get_args(LaneName)
 STEPS: tuple[Phase, ...] = get_args(Phase)
@@ -57,19 +61,40 @@ class Lifecycle:
 
 def load(spec: LaneSpec) -> TargetLane | SpeculatorLane:
     """Raises ValueError for a spec that cannot work, OSError for a checkpoint that cannot be read."""
-    if spec.lane == "target":
-        return TargetLane(_engine(spec))
-    if spec.engine == "ngram":
+    if (spec.lane, spec.engine) == ("speculator", "ngram"):
         from workers.speculators.ngram import NgramSpeculator
 
         return SpeculatorLane(NgramSpeculator(spec))
-    if spec.engine == "suffix":
+    if (spec.lane, spec.engine) == ("speculator", "suffix"):
         from workers.speculators.suffix import SuffixSpeculator
 
         return SpeculatorLane(SuffixSpeculator(spec))
+    engine = _engine(spec)
+    constrain = _constrain(spec, engine.vocabulary.size)
+    if spec.lane == "target":
+        return TargetLane(engine, constrain)
     from workers.speculators.draft import DraftSpeculator
 
-    return SpeculatorLane(DraftSpeculator(_engine(spec)))
+    return SpeculatorLane(DraftSpeculator(engine), constrain)
+
+
+def _constrain(spec: LaneSpec, vocabulary_size: int) -> Constrain:
+    # Few requests ask for any of this, and a lane that starts again must not wait for its imports.
+    @cache
+    def guides() -> Guides:
+        from workers.guide import Guides
+
+        return Guides(spec.model, vocabulary_size)
+
+    def constrain(opened: OpenedSequence) -> Constraints:
+        from workers.constraints import Constraints
+
+        its = opened.sampling.constraints
+        assert its is not None, "only asked for sequences that have some"
+        guide = guides().guide(its.grammar, its.end_token_ids) if its.grammar else None
+        return Constraints(its, opened.sampling, opened.prompt_len, vocabulary_size, guide)
+
+    return constrain
 
 
 def made_ready(served: S, kv_tokens: int | None = None) -> S:

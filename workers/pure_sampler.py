@@ -33,7 +33,10 @@ NO_TOKEN = "no token can be sampled: the logits have NaN or +inf, or leave no to
 
 
 def forbidden_tokens(draw: Draw, vocabulary_size: int) -> list[int]:
-    """Ids that this draw must not yield: the stop tokens, while fewer than min_tokens have been generated."""
+    """Ids that this draw must not yield: the stop tokens, while fewer than min_tokens have been generated.
+
+    A draw with an edit has that in it.
+    """
     if draw.generated >= draw.sampling.min_tokens:
         return []
     return [token for token in draw.sampling.stop_token_ids if 0 <= token < vocabulary_size]
@@ -41,9 +44,7 @@ def forbidden_tokens(draw: Draw, vocabulary_size: int) -> list[int]:
 
 def sample_row(logits: Sequence[float], draw: Draw) -> Sample:
     """One sample of a row [V]. Raises FloatingPointError on NaN, on +inf, and if masks leave no token."""
-    allowed = list(logits)
-    for token in forbidden_tokens(draw, len(allowed)):
-        allowed[token] = -math.inf
+    allowed = _edited(logits, draw)
     best = max(allowed)
     if not math.isfinite(best) or math.inf in logits or any(map(math.isnan, logits)):
         raise FloatingPointError(NO_TOKEN)
@@ -54,6 +55,17 @@ def sample_row(logits: Sequence[float], draw: Draw) -> Sample:
     if draw.sampling.logprobs is None:
         return Sample(token)
     return _with_logprobs(logits, token, draw.sampling.logprobs)
+
+
+def _edited(logits: Sequence[float], draw: Draw) -> list[float]:
+    if draw.edit is not None:
+        import numpy as np  # a toy starts in milliseconds because it needs this rarely
+
+        return list(map(float, draw.edit.applied(np.asarray(logits, np.float32))))
+    allowed = list(logits)
+    for token in forbidden_tokens(draw, len(allowed)):
+        allowed[token] = -math.inf
+    return allowed
 
 
 def kept_tokens(logits: Sequence[float], best: float, sampling: SamplingSpec) -> list[int]:

@@ -84,10 +84,10 @@ class Sampler:
         """Sample of a row whose first largest logit is `best`, of `token`."""
         sampling = draw.sampling
         allowed, row_best = row, best
-        if math.isfinite(best) and (forbidden := forbidden_tokens(draw, self.vocabulary_size)):
-            allowed = row.clone()
-            allowed[forbidden] = -math.inf
-            token, best = self._best(allowed[None])[0]
+        if math.isfinite(best):
+            allowed = self._edited(row, draw)
+            if allowed is not row:
+                token, best = self._best(allowed[None])[0]
         if not math.isfinite(best):
             raise FloatingPointError(f"row {index}: {NO_TOKEN}")
         if sampling.temperature >= GREEDY_BELOW:
@@ -95,6 +95,16 @@ class Sampler:
         if sampling.logprobs is None:
             return Sample(token)
         return self._with_logprobs(row, token, row_best, sampling.logprobs)
+
+    def _edited(self, row: Tensor, draw: Draw) -> Tensor:
+        """The row with all that the draw does to it first; itself if that is nothing."""
+        if draw.edit is not None:
+            # On the CPU whatever the device: few requests have one, and there is one definition of it.
+            return torch.from_numpy(draw.edit.applied(row.cpu().numpy())).to(row.device)
+        if forbidden := forbidden_tokens(draw, self.vocabulary_size):
+            row = row.clone()
+            row[forbidden] = -math.inf
+        return row
 
     def _best(self, rows: Tensor) -> list[tuple[int, float]]:
         """Of each row the first id with the largest logit, and that logit; NaN counts as the largest.

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from ipc.errors import ProtocolError
+from workers.engines.engine import Draw
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from collections.abc import Sequence as SequenceOf
 
     from ipc.messages import OpenedSequence, SamplingSpec
+    from workers.constraints import Constraints
+    from workers.row_edit import RowEdit
 
 
 class LaneSequence:
     """Only the coordinator's orders write `tokens`; only the lane's own passes write what is cached."""
 
-    __slots__ = ("_agreed", "_cached", "gen", "prompt_len", "sampling", "seq", "tokens")
+    __slots__ = ("_agreed", "_cached", "_constraints", "gen", "prompt_len", "sampling", "seq", "tokens")
 
-    def __init__(self, opened: OpenedSequence) -> None:
+    def __init__(self, opened: OpenedSequence, constraints: Constraints | None = None) -> None:
         self.seq = opened.seq
         self.gen = opened.gen
         self.prompt_len = opened.prompt_len
         self.sampling: SamplingSpec = opened.sampling
+        self._constraints = constraints
         self.tokens: list[int] = list(opened.tokens)
         self._cached: list[int] = []
         self._agreed = 0  # so many leading tokens are known to be the same in `tokens` and `_cached`
@@ -40,6 +46,17 @@ class LaneSequence:
         del self.tokens[keep:]
         self.tokens.extend(since)
         self._agreed = min(self._agreed, keep)
+
+    def draws(self, draft: SequenceOf[int], rows: int) -> list[Draw]:
+        """How to sample the last `rows` of what follows the history, and each token of `draft`."""
+        end = len(self.tokens) + len(draft) + 1
+        edits: Iterable[RowEdit | None] = itertools.repeat(None)
+        if self._constraints is not None:
+            edits = self._constraints.edits(self.tokens, draft, rows)
+        return [
+            Draw(self.sampling, position, position - self.prompt_len, edit)
+            for position, edit in zip(range(end - rows, end), edits, strict=False)
+        ]
 
     def window(self, wanted: SequenceOf[int], rows: int) -> tuple[int, list[int]]:
         """Position and tokens to run so that the engine has seen the history and `wanted`.

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from ipc.channel import Peer
 from ipc.errors import MalformedFrame, PeerGone, ProtocolError
 from ipc.link import Link
 from ipc.messages import (
@@ -40,6 +39,7 @@ from workers.speculator import SpeculatorLane
 from workers.target import TargetLane
 
 if TYPE_CHECKING:
+    from ipc.channel import Peer
     from ipc.messages import Fact, LaneName, Order, Phase
 
 CONFIGURE_SECONDS = 60.0
@@ -52,12 +52,18 @@ EXIT_CODES = {"internal": 1, "configuration": 2, "load": 3, "protocol": 4, "memo
 
 
 class Session:
-    def __init__(self, lane: LaneName, epoch: str, endpoint: str, born: float) -> None:
+    def __init__(self, lane: LaneName, epoch: str, peer: Peer, born: float) -> None:
+        """`peer`: this lane's end of the wire, which `run` closes. `born`: when it was started, monotonic."""
         self._epoch = epoch
         self._lane_name = lane
         self._link = Link(lane)
-        self._peer = Peer(endpoint, f"{lane}/{epoch}")
+        self._peer = peer
         self._start = Lifecycle(self._reached, born)
+        self._leaving = False
+
+    def leave(self) -> None:
+        """Let `run` return before the next order. May be called from any thread."""
+        self._leaving = True
 
     def run(self) -> int:
         """Serve until Stop; returns the exit code."""
@@ -77,7 +83,7 @@ class Session:
     def _serve(self) -> None:
         lane = self._come_to_serve()
         idle_turns = 0
-        while lane and not isinstance(order := self._receive(PROGRESS_SECONDS), Stop):
+        while lane and not isinstance(order := self._receive(PROGRESS_SECONDS), Stop) and not self._leaving:
             if order is None:
                 idle_turns += 1
                 self._send(Progressed(self._epoch, idle_turns))
@@ -89,7 +95,7 @@ class Session:
         step = self._start.step
         with step("boot"):
             self._send(Greeted(self._epoch, WIRE_VERSION, self._lane_name, psutil.Process().pid))
-            order = self._receive(CONFIGURE_SECONDS)
+            order = self._await(CONFIGURE_SECONDS)
         if not isinstance(order, Configure):
             return None
         with step("load"):
@@ -98,13 +104,13 @@ class Session:
         with step("attention_setup"):
             served.set_up_attention()
         self._send(Loaded(self._epoch, served.device_id))
-        if not isinstance(self._receive(TURN_SECONDS), Profile):
+        if not isinstance(self._await(TURN_SECONDS), Profile):
             return None
         with step("profile"):
             profile = served.profile()
         with step("capacity"):
             self._send(Profiled(self._epoch, profile))
-            order = self._receive(TURN_SECONDS)
+            order = self._await(TURN_SECONDS)
         if not isinstance(order, Allocate):
             return None
         with step("allocate") as outcome:
@@ -120,6 +126,14 @@ class Session:
             pass
         self._send(Ready(self._epoch, served.vocabulary, served.max_model_len, served.notes))
         return lane
+
+    def _await(self, seconds: float) -> Order | None:
+        """The next order of the start, or None if there is none in time or the lane is to go."""
+        deadline = time.monotonic() + seconds
+        while not self._leaving and time.monotonic() < deadline:
+            if (order := self._receive(PROGRESS_SECONDS)) is not None:
+                return order
+        return None
 
     def _obey(self, lane: TargetLane | SpeculatorLane, order: Order) -> Fact | None:
         began = time.perf_counter_ns()

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from ipc.messages import DraftItem, OpenedSequence
     from workers.engines.engine import Served
+    from workers.lane import Constrain
     from workers.sequence import LaneSequence
 
 
@@ -41,10 +42,10 @@ class Speculator(Protocol):
 
 
 class SpeculatorLane:
-    def __init__(self, speculator: Speculator) -> None:
+    def __init__(self, speculator: Speculator, constrain: Constrain | None = None) -> None:
         self.served = speculator.served
         self._speculator = speculator
-        self._sequences = SequenceTable()
+        self._sequences = SequenceTable(constrain)
 
     def open(self, opened: Sequence[OpenedSequence]) -> None:
         for record in opened:

@@ -7,21 +7,22 @@ from typing import TYPE_CHECKING, Any
 from ipc.errors import ProtocolError
 from ipc.messages import TokenLogprobs, VerifiedItem
 from workers.acceptance import accept
-from workers.engines.engine import Draw, Window
+from workers.engines.engine import Window
 from workers.lane import SequenceTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ipc.messages import OpenedSequence, VerifyItem
-    from workers.engines.engine import Engine, Sample, Served
+    from workers.engines.engine import Draw, Engine, Sample, Served
+    from workers.lane import Constrain
 
 
 class TargetLane:
-    def __init__(self, engine: Engine[Any]) -> None:
+    def __init__(self, engine: Engine[Any], constrain: Constrain) -> None:
         self.served: Served = engine
         self._engine = engine
-        self._sequences = SequenceTable()
+        self._sequences = SequenceTable(constrain)
 
     def open(self, opened: Sequence[OpenedSequence]) -> None:
         for record in opened:
@@ -43,8 +44,7 @@ class TargetLane:
             rows = len(item.draft) + 1
             start, run = sequence.window(item.draft, rows)
             windows.append(Window(item.seq, start, run, rows))
-            generated = item.base_len - sequence.prompt_len
-            draws += [Draw(sequence.sampling, item.base_len + i, generated + i) for i in range(rows)]
+            draws += sequence.draws(item.draft, rows)
         samples = self._engine.sample(self._engine.forward(windows), draws)
         verdicts = []
         first = 0

@@ -11,13 +11,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from executor.bench.floor import Floor
+from executor.bench.percentile import percentile
 from executor.config import Config
 from executor.llm import LLM
 from executor.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from executor.stats import RoundTime
 
 _VOCABULARY = 256
@@ -90,9 +89,3 @@ def _rounds(llm: LLM, batch: int, turns: int, max_tokens: int) -> list[RoundTime
         for _ in stream:
             pass  # raises what the executor failed of
     return [round_ for round_ in stats.round_times if round_.sequences == batch][_WARM_UP_ROUNDS:]
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of the values does not exceed (nearest rank)."""
-    ordered = sorted(values)
-    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]

@@ -2,10 +2,11 @@
 
 import typer
 
-from executor.cli import bench_decode, bench_invariance, bench_memory, bench_overhead
+from executor.cli import bench_decode, bench_invariance, bench_memory, bench_overhead, bench_recovery
 
 app = typer.Typer(help="Measure speclane on this machine.")
 app.command("decode")(bench_decode.decode)
 app.command("overhead")(bench_overhead.overhead)
 app.command("invariance")(bench_invariance.invariance)
+app.command("recovery")(bench_recovery.recovery)
 app.command("memory")(bench_memory.memory)

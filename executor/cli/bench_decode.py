@@ -34,6 +34,7 @@ def decode(
     engine: o.Engine = "native",
     dtype: o.Dtype = "bf16",
     device: o.Device = "auto",
+    lanes: o.Lanes = "process",
     max_model_len: o.MaxModelLen = None,
     memory_budget: o.MemoryBudget = None,
     kv_tokens: o.KvTokens = None,

@@ -33,6 +33,7 @@ def generate(
     engine: o.Engine = "native",
     dtype: o.Dtype = "bf16",
     device: o.Device = "auto",
+    lanes: o.Lanes = "process",
     max_model_len: o.MaxModelLen = None,
     memory_budget: o.MemoryBudget = None,
     kv_tokens: o.KvTokens = None,
@@ -74,11 +75,11 @@ def generate(
     with progress_shown():
         llm = LLM(config)
     tokens = _encode(llm, text, params, raw, system)
-    lanes = LaneView(llm)
-    with Screen(lanes, shows_text=not as_json) as screen, llm:
+    view = LaneView(llm)
+    with Screen(view, shows_text=not as_json) as screen, llm:
         if not (as_json or sys.stderr.isatty()):
             note(_serving(llm))
-        run = _run(llm, tokens, params, lanes, screen, not as_json)
+        run = _run(llm, tokens, params, view, screen, not as_json)
     if as_json:
         write_json(report.as_dict(run, config))
     else:

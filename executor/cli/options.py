@@ -49,6 +49,10 @@ NumSpeculativeTokens = Annotated[int | None, _model("K", "Longest draft in token
 Engine = Annotated[str, _model("native|hf|toy", "Code that runs the models.")]
 Dtype = Annotated[str, _model("fp32|bf16|fp16", "Type of weights and arithmetic.")]
 Device = Annotated[str, _model("DEVICE", "auto, cpu, cuda or cuda:N, for both lanes.")]
+Lanes = Annotated[
+    str,
+    _model("process|inline", "Each lane in a process of its own, or all in this one, for debuggers."),
+]
 MaxModelLen = Annotated[
     int | None, _model("N", "Longest sequence in tokens, prompt included.", "the target's")
 ]
@@ -66,7 +70,9 @@ CacheDir = Annotated[
     str | None, _model("DIRECTORY", "Where fetched models are kept.", "$SPECLANE_CACHE, else ~/.cache")
 ]
 LoadTimeout = Annotated[float | None, _timeout("Time until both lanes must serve.", "600")]
-DraftTimeout = Annotated[float | None, _timeout("After so long the target goes on without a draft.", "10")]
+DraftTimeout = Annotated[
+    float | None, _timeout("After so long at most the target goes on without a draft.", "10")
+]
 HangTimeout = Annotated[
     float | None,
     _timeout("After so long without an answer a speculator is ended; at least --draft-timeout.", "30"),
@@ -130,7 +136,7 @@ Json = Annotated[bool, _flag("Output", "--json", "Write one JSON object to stdou
 Verbose = Annotated[bool, _flag("Output", "--verbose", "Log each lane's phases and notes to stderr.")]
 
 _CONFIG = (
-    *("target", "speculator", "engine", "dtype", "device"),
+    *("target", "speculator", "engine", "dtype", "device", "lanes"),
     *("num_speculative_tokens", "max_model_len", "max_sequences", "kv_tokens", "threads"),
 )
 _TIMEOUTS = {name: f"{name}_timeout" for name in ("load", "draft", "verify", "hang", "stop")}

@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Route
 
-from executor.errors import SpeclaneError
+from executor.errors import InvalidRequest, SpeclaneError
 from executor.server import chat, completions, errors
 from executor.server.answer import Streamed, Whole
 from executor.server.bodies import (
@@ -30,7 +30,7 @@ from executor.server.guard import Guard
 from executor.server.metrics import CONTENT_TYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from starlette.requests import Request
 
@@ -83,15 +83,28 @@ class Api:
         data = await self._body(request)
         body = decode(data, ChatBody)
         self._check_model(body.model)
-        jobs = await _thinking(len(data), chat.jobs, self._llm, body)
+        jobs = await self._jobs(data, body, chat.jobs)
         return self._answer(body, jobs, chat.ChatShape(body, self._llm.text, self._model))
 
     async def complete(self, request: Request) -> Any:
         data = await self._body(request)
         body = decode(data, CompletionBody)
         self._check_model(body.model)
-        jobs = await _thinking(len(data), completions.jobs, self._llm, body)
+        jobs = await self._jobs(data, body, completions.jobs)
         return self._answer(body, jobs, completions.CompletionShape(body, self._llm.text, self._model, jobs))
+
+    async def _jobs(self, data: bytes, body: Any, make: Callable[[LLM, Any], list[Job]]) -> list[Job]:
+        """A grammar may take as long to understand as a long text to encode."""
+        formed = body.response_format is not None or body.structured_outputs is not None
+        try:
+            jobs: list[Job] = await _thinking(len(data), make, self._llm, body, always=formed)
+            return jobs
+        except InvalidRequest as error:
+            if error.field != "grammar":
+                raise
+            field = "structured_outputs" if body.structured_outputs is not None else "response_format"
+            reason = str(error).removeprefix("grammar: ")
+            raise InvalidRequest(field, f"{field}: {reason}") from None
 
     def _answer(self, body: Sampled, jobs: Sequence[Job], shape: Shape) -> Whole | Streamed:
         if body.stream_options is not None and not body.stream:
@@ -214,9 +227,9 @@ def application(api: Api, options: ServerOptions, routes: Sequence[Route] = ()) 
     )
 
 
-async def _thinking(nbytes: int, work: Any, *arguments: Any) -> Any:
-    """Run what takes the longer the more there is to read."""
-    if nbytes <= _INLINE_BODY:
+async def _thinking(nbytes: int, work: Any, *arguments: Any, always: bool = False) -> Any:
+    """Run what takes the longer the more there is to read; in a thread if that is much, or `always`."""
+    if nbytes <= _INLINE_BODY and not always:
         return work(*arguments)
     return await asyncio.to_thread(work, *arguments)
 

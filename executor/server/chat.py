@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from executor.request import Completion, Delta
     from executor.server.bodies import ChatBody
 
+_MOST_TOKENS = 1 << 31
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
@@ -92,15 +93,16 @@ class ChatShape:
 
 def _max_tokens(body: ChatBody, room: int) -> int:
     """`room`: what is left of the context, which is also what no limit means."""
-    if None not in (body.max_tokens, body.max_completion_tokens) and (
-        body.max_tokens != body.max_completion_tokens
-    ):
+    newer = body.max_completion_tokens
+    if newer is not None and not 1 <= newer <= _MOST_TOKENS:
+        refuse(
+            "max_completion_tokens",
+            f"max_completion_tokens must be from 1 to {_MOST_TOKENS}, got {newer}; try 128",
+        )
+    if None not in (body.max_tokens, newer) and body.max_tokens != newer:
         refuse("max_tokens", "max_tokens contradicts max_completion_tokens; leave one of them out")
-    if body.max_completion_tokens is not None:
-        if body.max_completion_tokens < 1:
-            refuse("max_completion_tokens", "max_completion_tokens must be at least 1; try 128")
-        return body.max_completion_tokens
-    return max(1, room) if body.max_tokens is None else body.max_tokens
+    given = body.max_tokens if newer is None else newer
+    return max(1, room) if given is None else given
 
 
 def _alternatives(body: ChatBody) -> int | None:

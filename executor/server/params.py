@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from executor.errors import InvalidRequest
+from executor.grammar import Grammar
 from executor.sampling import SamplingParams
 from executor.server.errors import refuse
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from executor.grammar import Kind
     from executor.server.bodies import Sampled
 
 MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_STOP_TOKENS = 256
 
+MAX_BAD_WORDS = 256
+MAX_BIASES = 1024
+
 _AS_THEY_ARE = (
     *("temperature", "top_p", "min_p", "seed", "min_tokens", "ignore_eos"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-    *("allowed_token_ids", "bad_words"),
 )
-_NEUTRAL: dict[str, Any] = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
-"""What asks for nothing may be sent, whether or not the field is known to the executor."""
-_KNOWN = frozenset(field.name for field in fields(SamplingParams))
 
 
 def choices(body: Sampled) -> int:
@@ -38,25 +42,25 @@ def sampling_params(body: Sampled, max_tokens: int, logprobs: int | None) -> Sam
     """`max_tokens` and `logprobs` as the endpoint understands them. Raises ApiError, InvalidRequest."""
     wanted: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": logprobs}
     for name in _AS_THEY_ARE:
-        value = getattr(body, name)
-        if value is not None and value != _NEUTRAL.get(name):
-            wanted[name] = tuple(value) if isinstance(value, list) else value
+        if (value := getattr(body, name)) is not None:
+            wanted[name] = value
     if body.top_k not in (None, -1):  # vLLM's -1 is all
         wanted["top_k"] = body.top_k
-    if body.stop is not None:
-        wanted["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
-        if len(wanted["stop"]) > MAX_STOPS:
-            refuse("stop", f"stop may have {MAX_STOPS} strings, got {len(wanted['stop'])}; leave some out")
-    if body.stop_token_ids is not None:
-        wanted["stop_token_ids"] = tuple(body.stop_token_ids)
-        if len(body.stop_token_ids) > MAX_STOP_TOKENS:
-            refuse("stop_token_ids", f"stop_token_ids may have {MAX_STOP_TOKENS} tokens; leave some out")
-    if body.logit_bias:
+    stops = (body.stop,) if isinstance(body.stop, str) else body.stop
+    wanted["stop"] = _several("stop", stops, MAX_STOPS)
+    wanted["stop_token_ids"] = _several("stop_token_ids", body.stop_token_ids, MAX_STOP_TOKENS)
+    wanted["bad_words"] = _several("bad_words", body.bad_words, MAX_BAD_WORDS)
+    if body.allowed_token_ids is not None:
+        wanted["allowed_token_ids"] = tuple(body.allowed_token_ids)
+    if body.logit_bias is not None:
         wanted["logit_bias"] = _bias(body.logit_bias)
-    _refuse_what_is_not_there(body)
-    for name in wanted.keys() - _KNOWN:
-        refuse(name, f"{name} is not supported by this version; leave it out", code="unsupported_field")
-    return SamplingParams(**wanted)
+    if body.prompt_logprobs is not None:
+        refuse(
+            "prompt_logprobs",
+            "prompt_logprobs is not supported by this version; leave it out",
+            code="unsupported_field",
+        )
+    return SamplingParams(**wanted, grammar=form(body))
 
 
 def for_choice(params: SamplingParams, choice: int) -> SamplingParams:
@@ -67,31 +71,53 @@ def for_choice(params: SamplingParams, choice: int) -> SamplingParams:
     return replace(params, seed=int.from_bytes(digest) >> 1)
 
 
+def form(body: Sampled) -> Grammar | None:
+    """What form the answer must have. Raises ApiError naming the field that says so."""
+    given, asked = body.response_format, body.structured_outputs
+    if given is not None and given.type != "text":
+        if asked is not None:
+            refuse("structured_outputs", "structured_outputs contradicts response_format; leave one out")
+        if given.type == "json_object":
+            return _grammar("response_format", "json_object", "")
+        if given.json_schema is None:
+            refuse("response_format.json_schema", "response_format.json_schema is missing")
+        return _grammar("response_format.json_schema", "json_schema", given.json_schema.schema)
+    if asked is None:
+        return None
+    ways: dict[Kind, Any] = {
+        "json_schema": asked.json,
+        "regex": asked.regex,
+        "choice": asked.choice,
+        "grammar": asked.grammar,
+        "json_object": "" if asked.json_object else None,
+    }
+    chosen = {kind: value for kind, value in ways.items() if value is not None}
+    if len(chosen) != 1:
+        refuse("structured_outputs", "structured_outputs needs one of json, regex, choice, grammar")
+    ((kind, value),) = chosen.items()
+    return _grammar("structured_outputs", kind, value)
+
+
+def _grammar(field: str, kind: Kind, value: Any) -> Grammar:
+    try:
+        return Grammar(kind, value)
+    except InvalidRequest as error:
+        refuse(field, f"{field}: {error}")
+
+
+def _several(name: str, values: Iterable[Any] | None, most: int) -> tuple[Any, ...]:
+    several = tuple(values or ())
+    if len(several) > most:
+        refuse(name, f"{name} may have {most} entries, got {len(several)}; leave some out")
+    return several
+
+
 def _bias(given: dict[str, float]) -> dict[int, float]:
+    if len(given) > MAX_BIASES:
+        refuse("logit_bias", f"logit_bias may have {MAX_BIASES} entries, got {len(given)}; leave some out")
     bias = {}
     for key, value in given.items():
         if not key.isdecimal() or not key.isascii() or len(key) > 10:
             refuse("logit_bias", f'logit_bias needs token ids as keys, got {key[:40]!r}; try {{"42": -1}}')
         bias[int(key)] = value
     return bias
-
-
-def _refuse_what_is_not_there(body: Sampled) -> None:
-    if body.prompt_logprobs is not None:
-        refuse(
-            "prompt_logprobs",
-            "prompt_logprobs is not supported by this version; leave it out",
-            code="unsupported_field",
-        )
-    if body.response_format is not None and body.response_format.type != "text":
-        refuse(
-            "response_format",
-            f"response_format {body.response_format.type} is not supported by this version; try text",
-            code="unsupported_field",
-        )
-    if body.structured_outputs is not None:
-        refuse(
-            "structured_outputs",
-            "structured_outputs is not supported by this version; leave it out",
-            code="unsupported_field",
-        )

@@ -28,7 +28,9 @@ class Faults:
     def toys(**options: Any) -> LLM:
         """Two toys whose waits are long unless `timeouts` says otherwise: no test hangs on one by chance."""
         defaults = {"engine": "toy", "speculator": "vocabulary=256,agree=0.8", "threads": 1}
-        timeouts = Timeouts(**{"draft": 60.0, "hang": 60.0, "stop": 20.0} | options.pop("timeouts", {}))
+        timeouts = Timeouts(
+            **{"draft": 60.0, "draft_least": 60.0, "hang": 60.0, "stop": 20.0} | options.pop("timeouts", {})
+        )
         return LLM(**(defaults | options), timeouts=timeouts)
 
     @staticmethod

@@ -137,6 +137,19 @@ def test_stopped_for_good_is_killed_after_the_hang_limit(faults, undisturbed):
         assert_goes_on(llm, undisturbed, faults)
 
 
+def test_how_long_a_stopped_one_is_waited_for_follows_from_its_drafts(faults, undisturbed):
+    """Were it the limit of the settings, this test would not end in time."""
+    with faults.toys(timeouts={"draft": 1000.0, "draft_least": 0.01, "hang": 1000.0}) as llm:
+        _, speculator = workers(llm)
+        assert llm.generate(faults.prompt, faults.params)[0].acceptance_length > 1.0
+        speculator.process.kill(signal.SIGSTOP)
+        assert llm.generate(faults.prompt, faults.params)[0].token_ids == undisturbed.token_ids
+        assert llm.coordinator.stats.missed >= 1
+        assert speculator.serving
+        speculator.process.kill(signal.SIGCONT)
+        faults.wait_for(lambda: llm.generate(faults.prompt, faults.params)[0].acceptance_length > 1.0)
+
+
 @pytest.mark.parametrize(
     ("behaviour", "because"),
     [

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from executor import Recovery, RestartPolicy
+from executor import Recovery, RestartPolicy, process
 
 POLICY = RestartPolicy(intensity=100, backoff=0.01, backoff_max=0.05)
 LANES = ("target", "speculator")
@@ -18,10 +18,9 @@ LANES = ("target", "speculator")
 def spared(faults):
     """Toys with spares that serve."""
 
-    def make(*standby):
-        llm = faults.toys(
-            target="vocabulary=256,step_ms=2", recovery=Recovery(policy=POLICY, standby=standby)
-        )
+    def make(*standby, policy=POLICY, **options):
+        recovery = Recovery(policy=policy, standby=standby)
+        llm = faults.toys(target="vocabulary=256,step_ms=2", recovery=recovery, **options)
         llm.start()
         for name in standby:
             faults.wait_for(lambda name=name: spare(llm, name) is not None and spare(llm, name).serving)
@@ -64,6 +63,59 @@ def test_the_spare_takes_over_and_another_follows(faults, spared, undisturbed, n
         # Never were answers paused, never did drafts wait for a load.
         assert "now=recovering" not in caplog.text
         assert "now=degraded" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "timeouts"), [("target", {"verify": 0.5}), ("speculator", {"draft": 0.1, "hang": 0.5})]
+)
+def test_the_spare_does_not_wait_for_the_end_of_a_lane_that_hangs(
+    faults, spared, undisturbed, name, timeouts, caplog
+):
+    caplog.set_level(logging.INFO, logger="speclane")
+    with spared(name, timeouts=timeouts) as llm:
+        hung, second = current(llm, name), spare(llm, name)
+        hung.process.kill(signal.SIGSTOP)
+        assert llm.generate(faults.prompt, faults.params)[0].token_ids == undisturbed.token_ids
+        faults.wait_for(lambda: hung.process is None and spare(llm, name).serving)
+        assert current(llm, name) is second
+        assert spare(llm, name) is not hung
+        assert llm.coordinator.deaths[name] == 1
+    events = [line for line in caplog.messages if "lane_promoted" in line or "lane_died" in line]
+    assert [line.split()[0] for line in events] == ["event=lane_promoted", "event=lane_died"]
+
+
+@pytest.fixture
+def delayed(monkeypatch, tmp_path):
+    """`delayed()`: workers started from now on begin only when the function returned is called."""
+    go = tmp_path / "go"
+    wait = ("sh", "-c", 'while [ ! -e "$0" ]; do sleep 0.05; done; exec "$@"', str(go))
+
+    def install():
+        real = process.command
+        monkeypatch.setattr(process, "command", lambda *rest: [*wait, *real(*rest)])
+        return go.touch
+
+    return install
+
+
+@pytest.mark.parametrize("name", LANES)
+def test_a_spare_that_comes_late_takes_over_before_the_lane_may_start_again(
+    faults, spared, delayed, undisturbed, name
+):
+    for_ever = RestartPolicy(intensity=100, backoff=1000.0, backoff_max=1000.0)
+    with spared(name, policy=for_ever) as llm:
+        first, second = current(llm, name), spare(llm, name)
+        let_go = delayed()
+        first.process.kill(signal.SIGKILL)
+        faults.wait_for(lambda: spare(llm, name) not in (first, second))
+        third = spare(llm, name)
+        second.process.kill(signal.SIGKILL)
+        faults.wait_for(lambda: second.process is None)
+        assert current(llm, name) is second
+        let_go()
+        faults.wait_for(lambda: current(llm, name) is third)
+        assert llm.generate(faults.prompt, faults.params)[0].token_ids == undisturbed.token_ids
+        assert third.serving
 
 
 @pytest.mark.parametrize("name", LANES)

@@ -108,6 +108,26 @@ def test_slower_than_no_speculation_is_said() -> None:
     assert "speclane: warning: sequential is slower than no speculation" in done.stderr
 
 
+def test_recovery() -> None:
+    options = ("--times", "1", "--new-tokens", "400", "--threads", "1")
+    done = bench("recovery", *TOY, *DRAFT, *options, "--json")
+    assert (done.returncode, done.stderr.count("warning")) == (0, 0)
+    result = json.loads(done.stdout)
+    assert (result["times"], result["plain_step_ms"] > 0, result["degraded_share"] > 0) == (1, True, True)
+    assert result["undisturbed"].keys() == {"gap_steps"}
+    for name in ("speculator_killed", "speculator_stopped", "speculator_swapped", "target_killed"):
+        row = result[name]
+        assert 0 < row["gap_steps"]["p50"] <= row["gap_steps"]["p99"] <= row["gap_steps"]["max"]
+        # Only a load that began before the disturbance could take longer than the way back.
+        assert 0 < row["back_beyond_load_seconds"]["p50"] < row["back_seconds"]["p50"]
+
+
+def test_recovery_refuses_what_leaves_nothing_to_measure() -> None:
+    done = bench("recovery", *TOY, "--speculator", "off")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "speclane: error: --speculator off leaves nothing to measure; try ngram\n"
+
+
 @pytest.mark.model
 def test_invariance(smollm2) -> None:
     options = ("--target", str(smollm2), "--context", "20", "--repeat", "1", "--num-speculative-tokens", "3")

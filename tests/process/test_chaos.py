@@ -24,12 +24,12 @@ QUIET = ("--kill-speculator", "0", "--kill-target", "0")
 NOTHING = {"processes": 0, "fds": 0, "memfds": 0, "sockets": 0}
 
 
-def chaos(*arguments: str) -> subprocess.CompletedProcess[str]:
+def chaos(*arguments: str, timeout: float = 110) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "executor", "chaos", *arguments],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=timeout,
         check=False,
         stdin=subprocess.DEVNULL,
     )
@@ -196,6 +196,24 @@ def test_interrupted_it_leaves_nothing():
     assert (process.returncode, output) == (130, "")
     assert "error" not in errors
     assert psutil.wait_procs(workers, timeout=5)[1] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2700)
+def test_half_an_hour():
+    """Every kind of fault again and again: nothing is lost, and nothing accumulates."""
+    traffic = ("--engine", "toy", "--threads", "1", "--requests", "64", "--concurrency", "16")
+    sampling = ("--max-tokens", "64", "--temperature", "0.9")
+    faults = ("--kill-speculator", "3", "--kill-target", "1", "--stop-speculator", "1")
+    limits = ("--draft-timeout", "1", "--hang-timeout", "2")
+    done = chaos(*traffic, *sampling, *faults, *limits, "--minutes", "30", "--json", timeout=2600)
+    result = json.loads(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert (result["mismatches"], result["failed"], result["recovered"]) == (0, 0, True)
+    assert result["seconds"] >= 30 * 60
+    assert result["leaks"] == NOTHING
+    assert abs(result["rss_drift"]) <= 0.02
+    assert all(count > 0 for count in (*result["kills"].values(), *result["stops"].values()))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from executor import LLM, Completion, InvalidRequest, SamplingParams
+from executor import LLM, Completion, InvalidRequest, SamplingParams, Timeouts
 
 PROMPTS = [f"prompt number {i}" for i in range(16)]
 SAMPLINGS = [
@@ -248,7 +248,8 @@ def test_chats_are_prompts():
 
 
 def test_statistics_add_up():
-    with toys("vocabulary=256,agree=0.8") as llm:
+    patient = Timeouts(draft=60.0, draft_least=60.0, hang=60.0)
+    with toys("vocabulary=256,agree=0.8", timeouts=patient) as llm:
         completions = llm.generate(PROMPTS[:3], params())
         stats, lanes = llm.coordinator.stats, llm.coordinator.lanes
         assert stats.acceptance.tokens >= sum(len(c.token_ids) for c in completions) == 120

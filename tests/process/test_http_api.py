@@ -430,3 +430,30 @@ def test_answers_that_do_not_end_in_time_are_told_so():
             toys.server.stop()
             rest = reply.read().decode()
     assert '"code":"cancelled"' in rest.split("\n\n")[-2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),  # a toy's tokens are no text
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "no"}}}},
+            "response_format.json_schema",
+        ),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": ["a"], "regex": "a"}}, "structured_outputs"),
+        (
+            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+            "structured_outputs",
+        ),
+    ],
+)
+def test_forms_that_cannot_be_followed_are_refused_by_name(fields, param):
+    with served(speculator="off") as toys:
+        answer = ask(toys.url, COMPLETE, {"prompt": "x"} | fields)
+        assert (answer.status, answer.error["param"]) == (400, param)
+        assert answer.error["message"].startswith(param)
+        plain = {"prompt": "x", "max_tokens": 1, "response_format": {"type": "text"}}
+        assert ask(toys.url, COMPLETE, plain).status == 200

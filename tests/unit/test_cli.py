@@ -10,7 +10,8 @@ import sys
 import pytest
 import typer
 
-from executor.bench import decode, overhead
+from executor.bench import decode
+from executor.bench.percentile import percentile
 from executor.bench.prompts import COPY_HEAVY, read_prompts
 from executor.cli import options, swap_speculator
 from executor.cli.complaint import complaint
@@ -153,7 +154,7 @@ def test_digest_tells_outputs_apart() -> None:
     ],
 )
 def test_percentile(values: list[float], share: float, expected: float) -> None:
-    assert overhead.percentile(values, share) == expected
+    assert percentile(values, share) == expected
 
 
 def test_shipped_prompts() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+import msgspec
 import pytest
 from letters import request
 
+from executor.config import Timeouts
 from executor.drafting import CATCH_UP_TOKENS, DRAFT_STRIKES, Drafting
 from executor.lane import Lane, LaneEvent, LaneState
 from executor.lanes import NoReply, WireCounts
@@ -16,6 +19,7 @@ from ipc.link import LinkState
 from ipc.messages import Draft, Drafted, DraftedItem, DraftItem, LaneSpec, Open, Ready, Vocabulary
 
 SIZE = 100
+TIMEOUTS = Timeouts(draft=1.0, draft_least=0.001)
 
 
 def honest(item: DraftItem) -> DraftedItem:
@@ -31,6 +35,8 @@ class FakeLanes:
         self.sent: list[Any] = []
         self.answer: Any = None
         self.deadly: int | None = None
+        self.now = 0.0
+        self.patience: list[float] = []
         self.restart()
 
     def restart(self) -> None:
@@ -49,13 +55,17 @@ class FakeLanes:
 
     def ask(self, lane: Lane, order: Draft) -> None:
         lane.in_flight, lane.abandoned = order.order, False
+        lane.asked_at = self.now
         self.tell(lane, order)
 
-    def answered(self) -> None:
+    def answered(self, after: float = 0.1) -> None:
+        self.now += after
+        self.speculator.answered_at = self.now
         self.speculator.in_flight = None
         self.speculator.link.state = LinkState.IDLE
 
     def reply(self, lane: Lane, deadline: float) -> Drafted | NoReply:
+        self.patience.append(deadline - time.monotonic())
         order = self.sent[-1]
         silent = self.deadly is None or self.deadly in [item.seq for item in order.items]
         if isinstance(self.answer, NoReply) and silent:
@@ -76,7 +86,7 @@ class Bench:
     def __init__(self, *lengths: int) -> None:
         self.lanes = FakeLanes()
         self.stats = Stats()
-        self.drafting = Drafting(self.lanes, 1.0, self.stats)  # type: ignore[arg-type]
+        self.drafting = Drafting(self.lanes, TIMEOUTS, self.stats)  # type: ignore[arg-type]
         self.requests = [request([2] * length, max_tokens=500) for length in lengths]
         for seq, its in enumerate(self.requests):
             its.seq = seq
@@ -134,6 +144,28 @@ def test_no_part_is_longer_than_the_bound():
         assert now - before <= CATCH_UP_TOKENS
         before = now
     assert bench.stats.catch_ups == 4  # 2100 tokens, of which at most 512 may come with the last order
+
+
+def test_the_wait_follows_how_long_drafts_take():
+    bench = Bench(4)
+    bench.run()
+    assert bench.lanes.patience.pop() == pytest.approx(TIMEOUTS.draft, abs=0.1)
+    for _ in range(100):
+        bench.run()
+    assert bench.lanes.patience.pop() == pytest.approx(0.2, abs=0.05)  # drafts take 0.1 s each
+    bench.lanes.die()
+    bench.run()
+    assert bench.lanes.patience.pop() < 0.4  # one that starts again is not unknown
+    bench.lanes.answer = NoReply("timeout")
+    bench.run()
+    before = bench.lanes.patience.pop()
+    bench.lanes.answered(after=60.0)  # late replies are learned from, within bounds
+    bench.lanes.answer = None
+    bench.run()
+    assert before < bench.lanes.patience.pop() < 3 * before
+    bench.lanes.speculator.spec = msgspec.structs.replace(bench.lanes.speculator.spec, model="another")
+    bench.run()
+    assert bench.lanes.patience.pop() == pytest.approx(TIMEOUTS.draft, abs=0.1)
 
 
 def test_a_busy_speculator_is_not_asked():

@@ -88,7 +88,7 @@ def test_tensors_give_the_tokens_of_the_pure_rule(few, example):
 @settings(max_examples=60, derandomize=True, deadline=None)
 @given(rows_and_draws(), st.integers(0, 20))
 def test_log_probabilities_are_those_of_the_pure_rule(example, alternatives):
-    row, (sampling, position, generated) = example
+    row, (sampling, position, generated, _) = example
     fields = {name: getattr(sampling, name) for name in sampling.__struct_fields__}
     how = draw(position, generated, **{**fields, "logprobs": alternatives})
     (found,) = sampled([row], how)

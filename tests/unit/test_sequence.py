@@ -81,14 +81,14 @@ def test_the_engine_always_holds_the_history_and_runs_no_accepted_draft_again(pr
 
 class TestSequenceTable:
     def test_open_advance_close(self):
-        table = SequenceTable()
+        table = SequenceTable(None)
         sequence = table.open(opened([1, 2], seq=7, gen=3))
         assert table.advance(7, 3, 3, [9]) is sequence
         assert sequence.tokens == [1, 2, 9]
         assert table.close(7) is sequence
 
     def test_what_does_not_fit_is_refused(self):
-        table = SequenceTable()
+        table = SequenceTable(None)
         table.open(opened([1], seq=7, gen=3))
         with pytest.raises(ProtocolError, match="sequence 7 is open already"):
             table.open(opened([1], seq=7))

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ipc.messages import MemoryProfile, SamplingSpec, Vocabulary
+    from workers.row_edit import RowEdit
 
 
 class Window(NamedTuple):
@@ -30,11 +31,12 @@ class Window(NamedTuple):
 
 class Draw(NamedTuple):
     """How to sample one row: its token stands at `position` of the sequence, prompt included, and is the
-    `generated`-th after the prompt; both are 0-based."""
+    `generated`-th after the prompt; both are 0-based. `edit`, if any, says what becomes of the row first."""
 
     sampling: SamplingSpec
     position: int
     generated: int
+    edit: RowEdit | None = None
 
 
 @dataclass(frozen=True, slots=True)

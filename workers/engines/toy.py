@@ -127,9 +127,9 @@ class ToyEngine(Weightless):
         samples = []
         size, plain = self.model.size, self._plain_samples
         for state, draw in zip(rows, draws, strict=True):
-            sampling, _, generated = draw
+            sampling, _, generated, edit = draw
             token = state % size
-            greedy = sampling.temperature < GREEDY_BELOW and sampling.logprobs is None
+            greedy = sampling.temperature < GREEDY_BELOW and sampling.logprobs is None and edit is None
             if greedy and (generated >= sampling.min_tokens or token not in sampling.stop_token_ids):
                 # Samples are immutable, so one per token serves all; a new one is half the cost of a row.
                 samples.append(plain.get(token) or plain.setdefault(token, Sample(token)))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from workers.engines.engine import Draw, Window
+from workers.engines.engine import Window
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,7 @@ class DraftSpeculator:
     def _samples(self, active: Sequence[tuple[LaneSequence, list[int]]]) -> Sequence[Sample | None]:
         """The next token of each; None for those that have none, who are found by running each alone."""
         windows = [_window(sequence, tokens) for sequence, tokens in active]
-        draws = [_draw(sequence, len(tokens)) for sequence, tokens in active]
+        draws = [sequence.draws(tokens, rows=1)[0] for sequence, tokens in active]
         try:
             return self._engine.sample(self._engine.forward(windows), draws)
         except FloatingPointError as error:
@@ -66,8 +66,3 @@ class DraftSpeculator:
 def _window(sequence: LaneSequence, tokens: Sequence[int], rows: int = 1) -> Window:
     start, run = sequence.window(tokens, rows)
     return Window(sequence.seq, start, run, rows)
-
-
-def _draw(sequence: LaneSequence, drafted: int) -> Draw:
-    position = len(sequence.tokens) + drafted
-    return Draw(sequence.sampling, position, position - sequence.prompt_len)
