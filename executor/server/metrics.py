@@ -178,6 +178,7 @@ class _State:
                 "invalid": stats.invalid,
                 "broken": stats.broken,
                 "stale": self._llm.coordinator.stale,
+                "spared": stats.spared,
             },
         )
         yield CounterMetricFamily(
