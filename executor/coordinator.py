@@ -26,7 +26,7 @@ from executor.health import Health, HealthLog
 from executor.lane import LaneState
 from executor.lanes import Lanes
 from executor.model import check_length
-from executor.plan import Limits, plan_round
+from executor.plan import Limits, draft_budget, plan_round
 from executor.stats import RoundTime, Stats
 from executor.swapping import Swapping, check_vocabulary, fail
 from executor.verifying import Verifying
@@ -58,13 +58,16 @@ class Coordinator:
         max_model_len: int,
         memory: MemoryLimits,
         hosting: Hosting = "process",
+        max_verify_tokens: int | None = None,
     ) -> None:
         """`specs`: the target's first, then the speculator's if there is one. Lengths in tokens: `k` of the
-        longest draft, `max_model_len` of the longest sequence. Raises InvalidConfig or SpeclaneError."""
+        longest draft, `max_model_len` of the longest sequence, `max_verify_tokens` of a verification of all
+        sequences (None: what the target runs in one pass). Raises InvalidConfig or SpeclaneError."""
         self._k = k
         self._load_seconds = timeouts.load
         self._strikes = recovery.strikes
         self._max_sequences = specs[0].max_sequences
+        self._max_verify_tokens = max_verify_tokens
         self._inbox: deque[Request] = deque()
         self._errands: deque[Callable[[], None]] = deque()
         self._swaps: set[Future[None]] = set()
@@ -214,6 +217,7 @@ class Coordinator:
         if target is None:
             return  # closed while starting
         self._target_vocabulary = target.vocabulary
+        self._verify_tokens = self._max_verify_tokens or target.pass_tokens
         assert self._lanes.memory is not None, "lanes that serve have a plan"
         self.max_model_len = min(self.max_model_len, target.max_model_len, self._lanes.memory.tokens)
         for ready in filter(None, others):
@@ -269,7 +273,8 @@ class Coordinator:
     def _round(self) -> None:
         began = time.perf_counter_ns()
         plan = plan_round(self._running, self._limits())
-        drafts, draft_ns = self._drafting.run(plan, self._target_vocabulary.size)
+        budget = draft_budget(plan, self._verify_tokens)
+        drafts, draft_ns = self._drafting.run(plan, self._target_vocabulary.size, budget)
         verified = self._verifying.run(plan, drafts, self._target_vocabulary.size)
         if verified is None:
             self._give_up(plan)

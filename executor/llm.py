@@ -117,6 +117,7 @@ class LLM:
                 self._prepared.max_model_len,
                 config.memory,
                 config.lanes,
+                config.max_verify_tokens,
             )
             self._control = self._listen(self._coordinator.directory)
         atexit.register(self.close)

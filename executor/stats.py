@@ -24,7 +24,7 @@ class RoundTime(NamedTuple):
 class Stats:
     """missed: drafts that did not come. invalid: drafts refused for what they held. broken: drafts that the
     speculator could not compute. catch_ups: orders that only told the speculator more. quarantined: sequences
-    continued without drafts."""
+    continued without drafts. spared: guesses that were not verified, since others were likelier."""
 
     acceptance: Acceptance = field(default_factory=Acceptance)
     rounds: int = 0
@@ -33,4 +33,5 @@ class Stats:
     broken: int = 0
     catch_ups: int = 0
     quarantined: int = 0
+    spared: int = 0
     round_times: deque[RoundTime] = field(default_factory=lambda: deque(maxlen=_ROUNDS_KEPT))

@@ -63,6 +63,9 @@ MemoryBudget = Annotated[
 KvTokens = Annotated[
     int | None, _model("N", "Tokens that each lane's KV holds at most.", "all that are of use and fit")
 ]
+MaxVerifyTokens = Annotated[
+    int | None, _model("N", "Tokens that one verification of all sequences takes.", "one pass of the target")
+]
 Threads = Annotated[int | None, _model("N", "CPU threads of each lane.", "all cores")]
 CacheDir = Annotated[
     str | None, _model("DIRECTORY", "Where fetched models are kept.", "$SPECLANE_CACHE, else ~/.cache")
@@ -118,7 +121,7 @@ Verbose = Annotated[bool, _flag("Output", "--verbose", "Log each lane's phases a
 
 _CONFIG = (
     *("target", "speculator", "engine", "dtype", "device", "lanes"),
-    *("num_speculative_tokens", "max_model_len", "kv_tokens", "threads"),
+    *("num_speculative_tokens", "max_model_len", "kv_tokens", "max_verify_tokens", "threads"),
 )
 _TIMEOUTS = {name: f"{name}_timeout" for name in ("load", "draft", "verify", "hang", "stop")}
 _PARAMS = (
