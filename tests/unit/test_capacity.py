@@ -137,7 +137,7 @@ def test_tokens_can_be_limited():
         (
             MemoryLimits(316 * MB, max_model_len=2048),
             "max_model_len",
-            r"2048 tokens need 333MB of 332MB on cpu \(target 333MB\); try 1024, or --memory-budget 340MB",
+            r"2048 tokens need 333MB of 332MB on cpu \(target 333MB\); try 1024, or --memory-budget 339MB",
         ),
         (
             MemoryLimits(100 * MB),
