@@ -112,6 +112,8 @@ class Config:
     max_model_len: longest sequence in tokens, prompt included; None is the target's own context.
     max_sequences: how many sequences run at once; more wait.
     memory_budget: bytes that the lanes together may take of each device; None is nine tenths of what is free.
+    max_verify_tokens: tokens that one verification of all sequences takes at most, one of each that runs and
+        their drafts; None is what the target runs in one pass. The guesses least likely right are left out.
     kv_tokens: tokens whose keys and values each lane holds at most; None is as many as can be of use and fit.
     threads: threads of each lane's arithmetic on CPUs; None is all cores that this process may use.
     cache_dir: where fetched checkpoints are kept; None is $SPECLANE_CACHE, else the user's cache directory.
@@ -129,6 +131,7 @@ class Config:
     max_sequences: int = 8
     memory_budget: int | None = None
     kv_tokens: int | None = None
+    max_verify_tokens: int | None = None
     threads: int | None = None
     cache_dir: Path | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -166,6 +169,8 @@ class Config:
             _whole("memory_budget", self.memory_budget, 1, 1 << 50, str(4 * 10**9))
         if self.kv_tokens is not None:
             _whole("kv_tokens", self.kv_tokens, 1, 1 << 40, "8192")
+        if self.max_verify_tokens is not None:
+            _whole("max_verify_tokens", self.max_verify_tokens, 1, 1 << 20, "64")
         if self.threads is not None:
             _whole("threads", self.threads, 1, 1024, str(available_cores()))
 

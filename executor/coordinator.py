@@ -26,8 +26,8 @@ from executor.health import Health, HealthLog
 from executor.lane import LaneState
 from executor.lanes import Lanes
 from executor.model import check_length
-from executor.plan import Limits, plan_round
-from executor.stats import RoundTime, Stats
+from executor.plan import Limits, draft_budget, plan_round
+from executor.stats import Load, RoundTime, Stats
 from executor.swapping import Swapping, check_vocabulary, fail
 from executor.verifying import Verifying
 from ipc.codec import MAX_ARRAY_LENGTH
@@ -58,13 +58,16 @@ class Coordinator:
         max_model_len: int,
         memory: MemoryLimits,
         hosting: Hosting = "process",
+        max_verify_tokens: int | None = None,
     ) -> None:
         """`specs`: the target's first, then the speculator's if there is one. Lengths in tokens: `k` of the
-        longest draft, `max_model_len` of the longest sequence. Raises InvalidConfig or SpeclaneError."""
+        longest draft, `max_model_len` of the longest sequence, `max_verify_tokens` of a verification of all
+        sequences (None: what the target runs in one pass). Raises InvalidConfig or SpeclaneError."""
         self._k = k
         self._load_seconds = timeouts.load
         self._strikes = recovery.strikes
         self._max_sequences = specs[0].max_sequences
+        self._max_verify_tokens = max_verify_tokens
         self._inbox: deque[Request] = deque()
         self._errands: deque[Callable[[], None]] = deque()
         self._swaps: set[Future[None]] = set()
@@ -170,6 +173,12 @@ class Coordinator:
         return dict(self._lanes.supervisor.restarts)
 
     @property
+    def load(self) -> Load:
+        """What runs and waits now."""
+        running = list(self._running)  # a copy, made in one step: the coordinator's thread goes on
+        return Load(len(running), len(self._inbox), sum(len(request.tokens) for request in running))
+
+    @property
     def directory(self) -> Path:
         """Private to this executor; it is gone after the end."""
         return self._lanes.directory
@@ -214,6 +223,7 @@ class Coordinator:
         if target is None:
             return  # closed while starting
         self._target_vocabulary = target.vocabulary
+        self._verify_tokens = self._max_verify_tokens or target.pass_tokens
         assert self._lanes.memory is not None, "lanes that serve have a plan"
         self.max_model_len = min(self.max_model_len, target.max_model_len, self._lanes.memory.tokens)
         for ready in filter(None, others):
@@ -269,7 +279,8 @@ class Coordinator:
     def _round(self) -> None:
         began = time.perf_counter_ns()
         plan = plan_round(self._running, self._limits())
-        drafts, draft_ns = self._drafting.run(plan, self._target_vocabulary.size)
+        budget = draft_budget(plan, self._verify_tokens)
+        drafts, draft_ns = self._drafting.run(plan, self._target_vocabulary.size, budget)
         verified = self._verifying.run(plan, drafts, self._target_vocabulary.size)
         if verified is None:
             self._give_up(plan)
@@ -289,6 +300,9 @@ class Coordinator:
         self.stats.rounds += 1
         self._watch_acceptance(drafted, accepted)
         total = time.perf_counter_ns() - began
+        self.stats.round_ns += total
+        self.stats.draft_ns += draft_ns
+        self.stats.verify_ns += verify_ns
         self.stats.round_times.append(RoundTime(total, draft_ns, verify_ns, len(plan)))
 
     def _watch_acceptance(self, drafted: int, accepted: int) -> None:

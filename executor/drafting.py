@@ -53,8 +53,13 @@ class Drafting:
             lambda: DraftPace(least=timeouts.draft_least, most=timeouts.draft)
         )
 
-    def run(self, plan: Sequence[Step], vocabulary_size: int) -> tuple[dict[int, list[int]], int]:
-        """Usable drafts by sequence, and the nanoseconds that the speculator computed for them."""
+    def run(
+        self, plan: Sequence[Step], vocabulary_size: int, budget: int | None = None
+    ) -> tuple[dict[int, list[int]], int]:
+        """Usable drafts by sequence, and the nanoseconds that the speculator computed for them.
+
+        `budget`: guesses that there is room for; what the speculator finds worth less is left out.
+        """
         self._look_after_owing()
         speculator = self._lanes.speculator
         if speculator is None or not speculator.idle:
@@ -78,7 +83,7 @@ class Drafting:
             rows = dialogue.rows(speculator, request, room)
             room -= sum(len(part.data) for part in rows)
             items.append(DraftItem(request.seq, request.gen, len(request.tokens), since, k, rows))
-        self._lanes.ask(speculator, Draft(speculator.epoch, next(dialogue.order_numbers), items))
+        self._lanes.ask(speculator, Draft(speculator.epoch, next(dialogue.order_numbers), items, budget))
         pace = self._paces[speculator.spec]
         reply = self._lanes.reply(speculator, time.monotonic() + pace.patience(amount))
         if isinstance(reply, Drafted):
@@ -148,8 +153,9 @@ class Drafting:
             if item.broken:
                 self._stats.broken += 1
                 self._quarantine(step.request, "what the speculator computes for it are no numbers")
-            elif len(item.tokens) <= step.k and _known(item.tokens, vocabulary_size):
-                drafts[item.seq] = item.tokens
+            elif _possible(item, step.k, vocabulary_size):
+                drafts[item.seq] = item.tokens[: item.worth]
+                self._stats.spared += len(item.tokens) - len(drafts[item.seq])
             else:
                 self._stats.invalid += 1
                 self._quarantine(step.request, f"its draft {item.tokens[:8]} cannot be")
@@ -181,6 +187,11 @@ def _foreign(speculator: Lane, request: Request) -> bool:
     assert speculator.ready is not None, "only a serving lane is asked"
     size = speculator.ready.vocabulary.size
     return size > 0 and max(request.tokens[speculator.told.get(request.seq, 0) :], default=0) >= size
+
+
+def _possible(item: DraftedItem, k: int, vocabulary_size: int) -> bool:
+    worth = len(item.tokens) if item.worth is None else item.worth
+    return 0 <= worth <= len(item.tokens) <= k and _known(item.tokens, vocabulary_size)
 
 
 def _known(tokens: Sequence[int], vocabulary_size: int) -> bool:

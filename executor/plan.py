@@ -37,6 +37,12 @@ def plan_round(running: Sequence[Request], limits: Limits) -> list[Step]:
     return [Step(request, _draft_length(request, limits)) for request in running]
 
 
+def draft_budget(steps: Sequence[Step], verify_tokens: int) -> int | None:
+    """Guesses for which a verification of `verify_tokens` (0: any number) has room, beside the token that
+    each sequence runs in any case; None is any number."""
+    return max(0, verify_tokens - len(steps)) if verify_tokens else None
+
+
 def _draft_length(request: Request, limits: Limits) -> int:
     if not request.speculate:
         return 0

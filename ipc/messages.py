@@ -188,6 +188,7 @@ class DraftItem(Record, frozen=True):
 class DraftedItem(Record, frozen=True):
     """The guesses, possibly none, for the tokens at positions base_len, base_len + 1, …
 
+    `worth`: so many of them are worth verifying, by the speculator's own confidence; None is all.
     `broken`: there will never be any, since what the lane computes for this sequence are no numbers.
     """
 
@@ -196,6 +197,7 @@ class DraftedItem(Record, frozen=True):
     base_len: int
     tokens: list[int]
     broken: bool = False
+    worth: int | None = None
 
 
 class VerifyItem(Record, frozen=True):
@@ -261,10 +263,14 @@ class Open(Message, frozen=True):
 
 
 class Draft(Message, frozen=True):
-    """To the speculator: propose tokens for these sequences. An item with k = 0 only brings it up to date."""
+    """To the speculator: propose tokens for these sequences. An item with k = 0 only brings it up to date.
+
+    `budget`: guesses that the verification has room for, of all sequences together; None is any number.
+    """
 
     order: int
     items: list[DraftItem]
+    budget: int | None = None
 
 
 class Verify(Message, frozen=True):
@@ -324,11 +330,13 @@ class Profiled(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """The lane serves. `max_model_len` is the longest sequence it can hold, in tokens."""
+    """The lane serves. In tokens: `max_model_len` of the longest sequence that it can hold, `pass_tokens` of
+    the longest pass; 0 is any number."""
 
     vocabulary: Vocabulary
     max_model_len: int
     notes: list[str]
+    pass_tokens: int = 0
 
 
 class Drafted(Message, frozen=True):

@@ -50,6 +50,14 @@ class Sampler:
         self._counts = torch.empty_like(self._weights)
 
     @torch.inference_mode()
+    def confidences(self, logits: Tensor, tokens: Sequence[int]) -> list[float]:
+        """The probability of one token for each row of `logits` [n, vocabulary_size], at temperature 1."""
+        index = torch.tensor(tokens, dtype=torch.long, device=logits.device)
+        picked = logits.gather(1, index[:, None]).squeeze(1).float()
+        chances: list[float] = (picked - torch.logsumexp(logits.float(), dim=1)).exp().tolist()
+        return chances
+
+    @torch.inference_mode()
     def sample(self, logits: Tensor, draws: Sequence[Draw]) -> list[Sample]:
         """One sample for each row of `logits` [n, vocabulary_size]; rows not in float32 are converted to it.
 

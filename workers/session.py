@@ -124,7 +124,9 @@ class Session:
             served.lock()
         with step("serve"):
             pass
-        self._send(Ready(self._epoch, served.vocabulary, served.max_model_len, served.notes))
+        self._send(
+            Ready(self._epoch, served.vocabulary, served.max_model_len, served.notes, served.pass_tokens)
+        )
         return lane
 
     def _await(self, seconds: float) -> Order | None:
@@ -146,7 +148,7 @@ class Session:
                 verdicts = lane.verify(order.items, order.taps)
                 return Verified(self._epoch, order.order, verdicts, time.perf_counter_ns() - began)
             case Draft() if isinstance(lane, SpeculatorLane):
-                proposals = lane.draft(order.items)
+                proposals = lane.draft(order.items, order.budget)
                 return Drafted(self._epoch, order.order, proposals, time.perf_counter_ns() - began)
             case _:
                 raise ProtocolError(f"{type(order).__name__} is no order for the {self._lane_name} lane")

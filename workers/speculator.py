@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ipc.messages import DraftedItem
 from workers.lane import SequenceTable
+from workers.worth import capacities
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,11 +18,16 @@ if TYPE_CHECKING:
 
 
 class Ask(NamedTuple):
-    """Propose at most `k` tokens after the sequence's committed ones. `rows`: see DraftItem."""
+    """Propose at most `k` tokens after the sequence's committed ones.
+
+    `rows`: see DraftItem. `confidences`: where to say how probable each guess is, if that is wanted; one who
+    cannot tell does not.
+    """
 
     sequence: LaneSequence
     k: int
     rows: Sequence[HiddenRows] = ()
+    confidences: list[float] | None = None
 
 
 class Speculator(Protocol):
@@ -56,13 +62,24 @@ class SpeculatorLane:
         for seq in seqs:
             self._speculator.close(self._sequences.close(seq))
 
-    def draft(self, items: Sequence[DraftItem]) -> list[DraftedItem]:
+    def draft(self, items: Sequence[DraftItem], budget: int | None = None) -> list[DraftedItem]:
+        """Proposals; if there may be more guesses than `budget`, with how many of each are worth it."""
+        scarce = budget is not None and sum(item.k for item in items) > budget
         asks = [
-            Ask(self._sequences.advance(item.seq, item.gen, item.base_len, item.since), item.k, item.rows)
+            Ask(
+                self._sequences.advance(item.seq, item.gen, item.base_len, item.since),
+                item.k,
+                item.rows,
+                [] if scarce else None,
+            )
             for item in items
         ]
         proposals = self._speculator.propose(asks)
+        worths: Sequence[int | None] = [None] * len(items)
+        if scarce and budget is not None:
+            lengths = [len(tokens or ()) for tokens in proposals]
+            worths = capacities(lengths, [ask.confidences or () for ask in asks], budget)
         return [
-            DraftedItem(item.seq, item.gen, item.base_len, tokens or [], broken=tokens is None)
-            for item, tokens in zip(items, proposals, strict=True)
+            DraftedItem(item.seq, item.gen, item.base_len, tokens or [], broken=tokens is None, worth=worth)
+            for item, tokens, worth in zip(items, proposals, worths, strict=True)
         ]

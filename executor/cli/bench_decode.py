@@ -43,6 +43,7 @@ def decode(
     max_model_len: o.MaxModelLen = None,
     memory_budget: o.MemoryBudget = None,
     kv_tokens: o.KvTokens = None,
+    max_verify_tokens: o.MaxVerifyTokens = None,
     threads: o.Threads = None,
     cache_dir: o.CacheDir = None,
     load_timeout: o.LoadTimeout = None,
@@ -85,6 +86,7 @@ def _plan(given: dict[str, Any]) -> "Plan":
     for name, works in (("new_tokens", 64), ("repeat", 3), ("limit", 8), ("each", 5)):
         if given[name] is not None:
             o.whole(name, given[name], 1, 1 << 20, works)
+    o.whole("batch", given["batch"], 1, 1024, 8)
     modes = parse_modes(given["modes"])
     if given["speculator"] == "off" and "sequential" in modes:
         raise InvalidConfig(

@@ -21,7 +21,6 @@ _NOT_DASHED = {
     "destination": "DESTINATION",
     "model": "MODEL",
     "stop_token_ids": "--stop-token-id",
-    "max_sequences": "--batch",
 }
 _EXAMPLES = {
     "seed": 42,
@@ -29,6 +28,7 @@ _EXAMPLES = {
     "max_model_len": 2048,
     "memory_budget": "4GB",
     "kv_tokens": 8192,
+    "max_verify_tokens": 64,
     "num_speculative_tokens": 5,
     "logprobs": 5,
     "top_p": 0.95,

@@ -6,13 +6,16 @@ import logging
 
 import pytest
 
-from ipc.messages import LaneSpec, OpenedSequence, SamplingSpec
+from ipc.messages import DraftItem, LaneSpec, OpenedSequence, SamplingSpec
 from workers.engines.toy import ToyEngine
 from workers.sequence import LaneSequence
-from workers.speculator import Ask
+from workers.speculator import Ask, SpeculatorLane
 from workers.speculators.draft import DraftSpeculator
 
 SPEC = LaneSpec("speculator", "toy", "vocabulary=32", "fp32", "cpu", 1, 8, 256)
+
+
+SAMPLING = SamplingSpec(0.9, 1.0, 0, 0.0, 0, 0, (), None)
 
 
 class FaultyToy(ToyEngine):
@@ -74,3 +77,28 @@ def test_an_order_of_nobody():
 def test_all_concerned(everyone):
     made, asks = speculator(lambda draw: True)
     assert made.propose(asks[:everyone]) == [None] * everyone
+
+
+def test_confidences_are_the_probabilities_of_the_guesses_and_change_none():
+    made, asks = speculator()
+    wanted = [ask._replace(confidences=[]) for ask in asks]
+    proposals = made.propose(wanted)
+    other, unasked = speculator()
+    assert proposals == other.propose(unasked)
+    engine = ToyEngine(SPEC)
+    for ask, tokens in zip(wanted, proposals, strict=True):
+        history = list(ask.sequence.tokens)
+        for token, chance in zip(tokens, ask.confidences, strict=True):
+            assert chance == engine.exact_probabilities(history, 1.0)[token]
+            history.append(token)
+
+
+def test_a_lane_says_what_is_worth_verifying_only_where_not_all_can_be():
+    lane = SpeculatorLane(DraftSpeculator(ToyEngine(SPEC)))
+    lane.open([OpenedSequence(seq, 0, [seq, 1], 2, SAMPLING) for seq in range(3)])
+    items = [DraftItem(seq, 0, 2, [], 4) for seq in range(3)]
+    ample, scarce = lane.draft(items, 12), lane.draft(items, 5)
+    assert [item.worth for item in ample] == [None] * 3
+    assert [item.tokens for item in ample] == [item.tokens for item in scarce]
+    assert sum(item.worth for item in scarce) == 5
+    assert [item.worth for item in lane.draft(items)] == [None] * 3

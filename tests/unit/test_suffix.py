@@ -38,6 +38,10 @@ def test_it_drafts_from_the_sequence_itself():
     speculator.open(sequence)
     assert drafts(speculator, sequence, 3) == [3, 4, 9]
     assert drafts(speculator, sequence, 0) == []
+    confidences: list[float] = []
+    speculator.propose([Ask(sequence, 3, confidences=confidences)])
+    assert len(confidences) == 3
+    assert all(0 < confidence < 1 for confidence in confidences)
     assert speculator.vocabulary.size == 0
     assert speculator.max_model_len == 4096
     assert speculator.notes == []

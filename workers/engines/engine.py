@@ -65,6 +65,11 @@ class Served(Protocol):
         ...
 
     @property
+    def pass_tokens(self) -> int:
+        """Tokens that one pass takes; more are run in several. 0 is any number."""
+        ...
+
+    @property
     def notes(self) -> list[str]:
         """What the user should know about how this runs here, a line each."""
         ...
@@ -114,4 +119,8 @@ class Engine(Served, Protocol, Generic[R]):
 
     def sample(self, rows: R, draws: Sequence[Draw]) -> list[Sample]:
         """One sample per row; a pure function of the row and its draw, whatever stands beside it."""
+        ...
+
+    def confidences(self, rows: R, tokens: Sequence[int]) -> list[float]:
+        """For each row the probability of its token, at temperature 1 and unfiltered."""
         ...

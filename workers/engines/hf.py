@@ -72,6 +72,10 @@ class HfEngine:
         return self._max_model_len
 
     @property
+    def pass_tokens(self) -> int:
+        return PASS_TOKENS
+
+    @property
     def notes(self) -> list[str]:
         return [_NOTE, *self._model.notes]
 
@@ -129,6 +133,9 @@ class HfEngine:
 
     def sample(self, rows: Tensor, draws: Sequence[Draw]) -> list[Sample]:
         return self._sampler.sample(rows, draws)
+
+    def confidences(self, rows: Tensor, tokens: Sequence[int]) -> list[float]:
+        return self._sampler.confidences(rows, tokens)
 
     def _make_kv(self, slots: int, capacity: int) -> SlotKV:
         layers = self._model.layers

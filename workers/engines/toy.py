@@ -137,12 +137,15 @@ class ToyEngine(Weightless):
                 samples.append(sample_row(self.model.logits(state), draw))
         return samples
 
+    def confidences(self, rows: Sequence[int], tokens: Sequence[int]) -> list[float]:
+        return [
+            _probabilities(self.model.logits(state), 1.0)[token]
+            for state, token in zip(rows, tokens, strict=True)
+        ]
+
     def exact_probabilities(self, context: Sequence[int], temperature: float) -> list[float]:
         """Probabilities [vocabulary] of the token after `context`, unfiltered; the temperature is above 0."""
-        logits = self.model.logits(self.model.state(context))
-        weights = [math.exp((logit - FAVOURITE_LOGIT) / temperature) for logit in logits]
-        total = math.fsum(weights)
-        return [weight / total for weight in weights]
+        return _probabilities(self.model.logits(self.model.state(context)), temperature)
 
     def _take(self, window: Window) -> list[int]:
         """Hold the tokens of the window from its start on, and nothing beyond; returns all that is held."""
@@ -168,3 +171,9 @@ class ToyEngine(Weightless):
     def _wait_until(deadline: float) -> None:
         while (left := deadline - time.monotonic()) > 0:
             time.sleep(left)
+
+
+def _probabilities(logits: Sequence[float], temperature: float) -> list[float]:
+    weights = [math.exp((logit - FAVOURITE_LOGIT) / temperature) for logit in logits]
+    total = math.fsum(weights)
+    return [weight / total for weight in weights]

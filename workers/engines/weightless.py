@@ -15,6 +15,7 @@ class Weightless:
     """Base of the toy engine and of speculators that look tokens up."""
 
     device_id = Cpu.identity
+    pass_tokens = 0
 
     def __init__(self, max_sequences: int, max_model_len: int, bytes_per_token: int) -> None:
         """`bytes_per_token`: what a held token takes; sequences and their lengths in tokens."""

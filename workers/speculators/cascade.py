@@ -107,6 +107,8 @@ class _Chain:
 class CascadeSpeculator:
     """Where the head has not got the latest row of a sequence, lookups draft alone, if there are any."""
 
+    pass_tokens = 0
+
     def __init__(self, spec: LaneSpec) -> None:
         """Raises ValueError or OSError if the head cannot be had."""
         assert spec.head is not None, "a head is what this speculator is made of"
@@ -199,8 +201,10 @@ class CascadeSpeculator:
         chains = [self._begin(ask) for ask in asks]
         while growing := [chain for chain in chains if not chain.ended]:
             self._grow(growing)
-        for chain in chains:
+        for ask, chain in zip(asks, chains, strict=True):
             chain.context.drop_drafts()
+            if ask.confidences is not None:
+                ask.confidences.extend(chain.draft.expected)
             self._judge.remember(chain.sequence, chain.draft)
         return [chain.draft.tokens for chain in chains]
 

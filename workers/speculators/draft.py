@@ -11,7 +11,7 @@ from workers.engines.engine import Window
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from workers.engines.engine import Engine, Sample, Served
+    from workers.engines.engine import Engine, Served
     from workers.sequence import LaneSequence
     from workers.speculator import Ask
 
@@ -42,25 +42,31 @@ class DraftSpeculator:
         proposals: dict[int, list[int]] = {ask.sequence.seq: [] for ask in asks}
         for step in range(max((ask.k for ask in asks), default=0)):
             asked = [ask for ask in asks if ask.k > step and ask.sequence.seq in proposals]
-            active = [(ask.sequence, proposals[ask.sequence.seq]) for ask in asked]
-            for (sequence, tokens), sample in zip(active, self._samples(active), strict=True):
-                if sample is None:
-                    del proposals[sequence.seq]
+            active = [(ask, proposals[ask.sequence.seq]) for ask in asked]
+            for (ask, tokens), guess in zip(active, self._guesses(active), strict=True):
+                if guess is None:
+                    del proposals[ask.sequence.seq]
                 else:
-                    tokens.append(sample.token)
+                    tokens.append(guess)
         return [proposals.get(ask.sequence.seq) for ask in asks]
 
-    def _samples(self, active: Sequence[tuple[LaneSequence, list[int]]]) -> Sequence[Sample | None]:
+    def _guesses(self, active: Sequence[tuple[Ask, list[int]]]) -> Sequence[int | None]:
         """The next token of each; None for those that have none, who are found by running each alone."""
-        windows = [_window(sequence, tokens) for sequence, tokens in active]
-        draws = [sequence.draws(tokens, rows=1)[0] for sequence, tokens in active]
+        windows = [_window(ask.sequence, tokens) for ask, tokens in active]
+        draws = [ask.sequence.draws(tokens, rows=1)[0] for ask, tokens in active]
         try:
-            return self._engine.sample(self._engine.forward(windows), draws)
+            rows = self._engine.forward(windows)
+            guesses = [sample.token for sample in self._engine.sample(rows, draws)]
         except FloatingPointError as error:
             if len(active) > 1:
-                return [self._samples([one])[0] for one in active]
-            log.warning("sequence %d: %s", active[0][0].seq, error)
+                return [self._guesses([one])[0] for one in active]
+            log.warning("sequence %d: %s", active[0][0].sequence.seq, error)
             return [None]
+        if any(ask.confidences is not None for ask, _ in active):
+            for (ask, _), chance in zip(active, self._engine.confidences(rows, guesses), strict=True):
+                if ask.confidences is not None:
+                    ask.confidences.append(chance)
+        return guesses
 
 
 def _window(sequence: LaneSequence, tokens: Sequence[int], rows: int = 1) -> Window:

@@ -31,10 +31,12 @@ def best(proposals: Iterable[Proposal]) -> Proposal | None:
 
 
 class Draft:
-    """A draft in the making: `tokens`, and the probability that the target gets to its end."""
+    """A draft in the making: `tokens`, how probable each is after those before it, and `reach`, the
+    probability that the target gets to the end."""
 
     def __init__(self, k: int) -> None:
         self.tokens: list[int] = []
+        self.expected: list[float] = []
         self.reach = 1.0
         self.steps: list[list[Proposal]] = []
         self._k = k
@@ -51,6 +53,7 @@ class Draft:
         self.reach *= chosen.expected
         self.steps.append(proposals)
         self.tokens.append(chosen.token)
+        self.expected.append(chosen.expected)
         return chosen.token
 
 

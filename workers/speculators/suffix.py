@@ -59,13 +59,16 @@ class SuffixSpeculator(Weightless):
         self._judge.forget(sequence)
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
-        return [self._propose(ask.sequence, ask.k) for ask in asks]
+        return [self._propose(ask) for ask in asks]
 
-    def _propose(self, sequence: LaneSequence, k: int) -> list[int]:
+    def _propose(self, ask: Ask) -> list[int]:
+        sequence = ask.sequence
         self._judge.learn(sequence)
         path = self._lookup.path(sequence)
-        draft = Draft(k)
+        draft = Draft(ask.k)
         while not draft.full and (token := draft.add(path.proposals())) is not None:
             path.go(token)
         self._judge.remember(sequence, draft)
+        if ask.confidences is not None:
+            ask.confidences.extend(draft.expected)
         return draft.tokens

@@ -105,6 +105,10 @@ class NativeEngine:
         return self._config.layers
 
     @property
+    def pass_tokens(self) -> int:
+        return self._rows.largest
+
+    @property
     def notes(self) -> list[str]:
         return list(self._notes)
 
@@ -188,6 +192,9 @@ class NativeEngine:
 
     def sample(self, rows: Tensor, draws: Sequence[Draw]) -> list[Sample]:
         return self._sampler.sample(rows, draws)
+
+    def confidences(self, rows: Tensor, tokens: Sequence[int]) -> list[float]:
+        return self._sampler.confidences(rows, tokens)
 
     def _load(self, config: ModelConfig, directory: Path, dtype: torch.dtype, invariant: bool) -> None:
         checkpoint = Checkpoint(directory)
