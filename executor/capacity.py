@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from ipc.messages import LaneName, MemoryProfile
 
+_ADVICE_MARGIN = 0.02
 _SHARE = 0.9
 """Of a device's memory that is free or ours already, unless a budget is given."""
 
@@ -129,7 +130,7 @@ def join(plan: MemoryPlan, lane: LaneName, profile: MemoryProfile, copies: int) 
     budgets = _budgets([profile], None) | dict(plan.budgets)
     whole = MemoryPlan((*plan.lanes, joined), plan.tokens, budgets)
     if not whole.fits:
-        needed = size(whole.taken(profile.device_id))
+        needed = _advice(whole.taken(profile.device_id))
         raise InvalidConfig(
             "memory_budget", f"memory_budget: {_crowded(whole)}; try {needed}, or a smaller model"
         )
@@ -148,7 +149,7 @@ def _budgets(profiles: Sequence[MemoryProfile], budget: int | None) -> dict[str,
 
 def _impossible(plan: MemoryPlan, tokens: int, limits: MemoryLimits) -> InvalidConfig:
     """Why not even the least plan that is of use fits; only `tokens` do."""
-    where, needed = _crowded(plan), size(plan.taken(plan.crowded[0]))
+    where, needed = _crowded(plan), _advice(plan.taken(plan.crowded[0]))
     if tokens and limits.max_model_len is not None:
         return InvalidConfig(
             "max_model_len",
@@ -156,6 +157,11 @@ def _impossible(plan: MemoryPlan, tokens: int, limits: MemoryLimits) -> InvalidC
             f"or --memory-budget {needed}",
         )
     return InvalidConfig("memory_budget", f"memory_budget: {where}; try {needed}, or a smaller model")
+
+
+def _advice(nbytes: int) -> str:
+    """A budget that will do: what a process takes beside its model differs a little from start to start."""
+    return size(int(nbytes * (1 + _ADVICE_MARGIN)))
 
 
 def _crowded(plan: MemoryPlan) -> str:

@@ -25,15 +25,18 @@ def commit(request: Request, draft: Sequence[int], verdict: VerifiedItem, max_mo
     tokens = [*draft[: verdict.n_accepted], verdict.next_token]
     tokens, reason = _cut(tokens, room, request.spec.stop_token_ids, armed_from)
     spoken = tokens[:-1] if reason == "stop" else tokens  # a stop token is no text
-    text, stop = request.text.push(spoken, armed_from=armed_from)
+    pieces, stop = request.text.push(spoken, armed_from=armed_from)
     if stop is not None:
         tokens, reason = tokens[: stop + 1], "stop"
+    logprobs = verdict.logprobs[: len(tokens)]
     request.tokens += tokens
-    request.logprobs += verdict.logprobs[: len(tokens)]
+    request.logprobs += logprobs
+    drafted = min(verdict.n_accepted, len(tokens))
+    drafted_text = sum(map(len, pieces[:drafted]))
     if reason is not None:
         request.finish_reason = reason
-        text += request.text.finish()
-    return Delta(text, tokens)
+        pieces.append(request.text.finish())
+    return Delta("".join(pieces), tokens, logprobs, drafted, drafted_text)
 
 
 def _cut(

@@ -27,7 +27,7 @@ from executor.lane import LaneState
 from executor.lanes import Lanes
 from executor.model import check_length
 from executor.plan import Limits, draft_budget, plan_round
-from executor.stats import RoundTime, Stats
+from executor.stats import Load, RoundTime, Stats
 from executor.swapping import Swapping, check_vocabulary, fail
 from executor.verifying import Verifying
 from ipc.codec import MAX_ARRAY_LENGTH
@@ -173,6 +173,12 @@ class Coordinator:
         return dict(self._lanes.supervisor.restarts)
 
     @property
+    def load(self) -> Load:
+        """What runs and waits now."""
+        running = list(self._running)  # a copy, made in one step: the coordinator's thread goes on
+        return Load(len(running), len(self._inbox), sum(len(request.tokens) for request in running))
+
+    @property
     def directory(self) -> Path:
         """Private to this executor; it is gone after the end."""
         return self._lanes.directory
@@ -294,6 +300,9 @@ class Coordinator:
         self.stats.rounds += 1
         self._watch_acceptance(drafted, accepted)
         total = time.perf_counter_ns() - began
+        self.stats.round_ns += total
+        self.stats.draft_ns += draft_ns
+        self.stats.verify_ns += verify_ns
         self.stats.round_times.append(RoundTime(total, draft_ns, verify_ns, len(plan)))
 
     def _watch_acceptance(self, drafted: int, accepted: int) -> None:

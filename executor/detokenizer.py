@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from executor.tokenizer import Tokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+_SPACE = "\u2581"
+"""How vocabularies of pieces spell a space."""
 
 
 class Detokenizer:
@@ -103,6 +105,18 @@ def _spelled_bytes(spelling: str) -> bytes:
         return bytes([_BYTE_OF[character] for character in spelling])
     except KeyError:  # an added token, which stands for itself
         return spelling.encode()
+
+
+def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
+    """What one token stands for by itself; nothing for an id without a token."""
+    spelling = tokenizer.backend.id_to_token(token)
+    if spelling is None:
+        return b""
+    if _joins_bytes(tokenizer):
+        return _spelled_bytes(spelling)
+    if _BYTE_TOKEN.fullmatch(spelling):
+        return bytes([int(spelling[3:5], 16)])
+    return str(spelling).replace(_SPACE, " ").encode()
 
 
 class Released(NamedTuple):

@@ -21,7 +21,7 @@ from executor.coordinator import Coordinator
 from executor.errors import Closed, InvalidConfig, InvalidRequest, LaneFailed, SpeclaneError
 from executor.events import record
 from executor.model import check_prompt, prepare, speculator_spec
-from executor.request import Completion, Delta, Request
+from executor.request import Completion, Request
 from executor.sampling import SamplingParams
 from executor.status import observe
 from executor.text import TextStream
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from executor.model import ModelText
+    from executor.request import Delta, Outputs
     from executor.status import Status
 
 log = logging.getLogger("speclane")
@@ -43,8 +45,10 @@ class Stream:
     Leaving the loop early, or `close`, cancels the request.
     """
 
-    def __init__(self, request: Request, cancel: Callable[[Request], None]) -> None:
-        self._request = request
+    def __init__(
+        self, outputs: SimpleQueue[Delta | Completion | SpeclaneError], cancel: Callable[[], None]
+    ) -> None:
+        self._outputs = outputs
         self._cancel = cancel
         self._completion: Completion | None = None
         self._failure: SpeclaneError | None = None
@@ -55,7 +59,7 @@ class Stream:
             while self._completion is None:
                 if self._failure is not None:
                     raise self._failure
-                output = self._request.outputs.get()
+                output = self._outputs.get()
                 if isinstance(output, SpeclaneError):
                     self._failure = output
                 elif isinstance(output, Completion):
@@ -67,7 +71,7 @@ class Stream:
 
     def close(self) -> None:
         if self._completion is None and self._failure is None:
-            self._cancel(self._request)
+            self._cancel()
 
     @property
     def completion(self) -> Completion:
@@ -159,6 +163,11 @@ class LLM:
         return (self._coordinator or self._prepared).max_model_len
 
     @property
+    def text(self) -> ModelText:
+        """The model's own text: tokens, their bytes, its template."""
+        return self._text
+
+    @property
     def vocabulary_size(self) -> int:
         """Number of token ids, padding rows included."""
         return self._text.vocabulary_size
@@ -206,17 +215,36 @@ class LLM:
         return self._checked(tokens, params or SamplingParams())
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
-        """The same for a chat: a list of {"role": …, "content": …}, through the model's own template."""
+        """The same for a chat: a list of {"role": …, "content": …}, through the model's own template.
+
+        tools: functions that the template may tell the model of.
+        """
         if not any(message.get("content") for message in messages):
             raise InvalidRequest("prompt", "the prompt is empty; give at least one token of text")
-        return self._checked(self._text.encode_chat(messages), params or SamplingParams())
+        return self._checked(self._text.encode_chat(messages, tools), params or SamplingParams())
 
     def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Stream:
         """Run one prompt, text or token ids. Raises InvalidRequest."""
         params = params or SamplingParams()
         return self._stream(self.encode(prompt, params), params)
+
+    def submit(self, tokens: Sequence[int], params: SamplingParams, outputs: Outputs) -> Callable[[], None]:
+        """Run a prompt that `encode` has passed, for those who wait otherwise than by a thread.
+
+        Deltas, and at the end a Completion or an error, go to `outputs`. Returns what cancels it, at any time
+        and from any thread.
+        """
+        request = self._request(tokens, params, outputs)
+        self.start()
+        coordinator = self.coordinator
+        coordinator.submit(request)
+        return lambda: coordinator.cancel(request)
 
     def generate(
         self,
@@ -271,10 +299,8 @@ class LLM:
 
     def _stream(self, tokens: list[int], params: SamplingParams) -> Stream:
         """Run a prompt that `encode` has passed."""
-        request = self._request(tokens, params)
-        self.start()
-        self.coordinator.submit(request)
-        return Stream(request, self.coordinator.cancel)
+        outputs: SimpleQueue[Delta | Completion | SpeclaneError] = SimpleQueue()
+        return Stream(outputs, self.submit(tokens, params, outputs))
 
     def _checked(self, tokens: list[int], params: SamplingParams) -> list[int]:
         check_prompt(tokens, self._text.vocabulary_size, self._prepared.max_model_len)
@@ -306,7 +332,7 @@ class LLM:
             end_token_ids=tuple(sorted(stops)),
         )
 
-    def _request(self, tokens: list[int], params: SamplingParams) -> Request:
+    def _request(self, tokens: Sequence[int], params: SamplingParams, outputs: Outputs) -> Request:
         stops = set(params.stop_token_ids)
         if not params.ignore_eos or params.grammar is not None:
             stops |= self._text.eos_token_ids
@@ -325,11 +351,11 @@ class LLM:
             seq=next(self._numbers),
             gen=0,
             prompt_len=len(tokens),
-            tokens=tokens,
+            tokens=list(tokens),  # it grows
             params=params,
             spec=spec,
             text=TextStream(self._text.detokenizer(), params.stop),
-            outputs=SimpleQueue(),
+            outputs=outputs,
         )
 
 

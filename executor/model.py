@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from executor import checkpoint, models, shipped, toy_text
 from executor.config import available_cores
-from executor.detokenizer import Detokenizer
+from executor.detokenizer import Detokenizer, token_bytes
 from executor.errors import InvalidConfig, InvalidRequest
 from executor.tokenizer import Tokenizer
 from ipc import vocabulary
@@ -49,7 +49,17 @@ class ModelText(Protocol):
         """Text that stands anywhere in another one."""
         ...
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]: ...
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]: ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """All of the text, special tokens spelled out."""
+        ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """What one token adds to the text; of a special token its name."""
+        ...
 
     def detokenizer(self) -> Detokenizes: ...
 
@@ -70,11 +80,19 @@ class CheckpointText:
     def encode_part(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special=False)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
         """A model without a chat template gets the messages' contents as they are. Raises InvalidRequest."""
         if not self.tokenizer.has_chat_template:
-            return self.encode("\n".join(message["content"] for message in messages))
-        return self.tokenizer.encode(self.tokenizer.render_chat(messages), add_special=False)
+            return self.encode(_contents(messages, tools))
+        return self.tokenizer.encode(self.tokenizer.render_chat(messages, tools=tools), add_special=False)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self.tokenizer.decode(tokens, skip_special=False)
+
+    def token_bytes(self, token: int) -> bytes:
+        return token_bytes(self.tokenizer, token)
 
     def detokenizer(self) -> Detokenizes:
         return Detokenizer(self.tokenizer)
@@ -92,11 +110,27 @@ class ToyText:
     def encode_part(self, text: str) -> list[int]:
         return self.encode(text)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        return self.encode("\n".join(message["content"] for message in messages))
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        return self.encode(_contents(messages, tools))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        detokenizer = self.detokenizer()
+        return "".join(detokenizer.push(token) for token in tokens)
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.decode([token]).encode()
 
     def detokenizer(self) -> Detokenizes:
         return toy_text.ToyDetokenizer()
+
+
+def _contents(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+    """A chat without a template. Raises InvalidRequest."""
+    if tools:
+        raise InvalidRequest("tools", "tools are for models with a chat template; leave them out")
+    return "\n".join(message.get("content") or "" for message in messages)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from queue import SimpleQueue
-
     from executor.errors import SpeclaneError
     from executor.sampling import SamplingParams
     from executor.text import TextStream
@@ -82,10 +80,23 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one round added to a request; text may lag behind the tokens until it is certain."""
+    """What one round added to a request; text may lag behind the tokens until it is certain.
+
+    logprobs: one for each token, if they were asked for. drafted: so many of the tokens, the first ones, were
+    guessed by the speculator; drafted_text: so many characters of the text, the first ones, are theirs.
+    """
 
     text: str
     token_ids: list[int]
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    drafted: int = 0
+    drafted_text: int = 0
+
+
+class Outputs(Protocol):
+    """Where a request's outputs go. `put` is called in the coordinator's thread: it must not block."""
+
+    def put(self, output: Delta | Completion | SpeclaneError, /) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +110,7 @@ class Request:
     params: SamplingParams
     spec: SamplingSpec
     text: TextStream
-    outputs: SimpleQueue[Delta | Completion | SpeclaneError]
+    outputs: Outputs
     finish_reason: FinishReason | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     acceptance: Acceptance = field(default_factory=Acceptance)

@@ -20,11 +20,20 @@ class RoundTime(NamedTuple):
     sequences: int
 
 
+class Load(NamedTuple):
+    """Sequences that run and wait, and the tokens that the running ones hold."""
+
+    running: int
+    waiting: int
+    tokens: int
+
+
 @dataclass(slots=True)
 class Stats:
     """missed: drafts that did not come. invalid: drafts refused for what they held. broken: drafts that the
     speculator could not compute. catch_ups: orders that only told the speculator more. quarantined: sequences
-    continued without drafts. spared: guesses that were not verified, since others were likelier."""
+    continued without drafts. spared: guesses that were not verified, since others were likelier. round_ns,
+    draft_ns, verify_ns: sums of what RoundTime says of each round."""
 
     acceptance: Acceptance = field(default_factory=Acceptance)
     rounds: int = 0
@@ -34,4 +43,7 @@ class Stats:
     catch_ups: int = 0
     quarantined: int = 0
     spared: int = 0
+    round_ns: int = 0
+    draft_ns: int = 0
+    verify_ns: int = 0
     round_times: deque[RoundTime] = field(default_factory=lambda: deque(maxlen=_ROUNDS_KEPT))

@@ -30,30 +30,31 @@ class TextStream:
         """All that was given out."""
         return "".join(self._pieces)
 
-    def push(self, tokens: Sequence[int], *, armed_from: int) -> tuple[str, int | None]:
-        """The text that became certain, and the index of the token at which a stop string ended it, or None.
+    def push(self, tokens: Sequence[int], *, armed_from: int) -> tuple[list[str], int | None]:
+        """The text that became certain at each token, and the index of the one at which a stop string ended
+        it, or None: no text follows.
 
         A stop string may end the text at the tokens from index `armed_from` on.
         """
         stop = None
         if self._stops is None:
-            text = "".join([self._detokenizer.push(token) for token in tokens])
+            pieces = [self._detokenizer.push(token) for token in tokens]
         else:
-            text, stop = self._push_until_stop(self._stops, tokens, armed_from)
-        self._pieces.append(text)
-        return text, stop
+            pieces, stop = self._push_until_stop(self._stops, tokens, armed_from)
+        self._pieces += pieces
+        return pieces, stop
 
     def _push_until_stop(
         self, stops: StopStrings, tokens: Sequence[int], armed_from: int
-    ) -> tuple[str, int | None]:
+    ) -> tuple[list[str], int | None]:
         pieces = []
         for i, token in enumerate(tokens):
             released = stops.push(self._detokenizer.push(token), i >= armed_from)
             pieces.append(released.text)
             if released.stop is not None:
                 self._stopped = True
-                return "".join(pieces), i
-        return "".join(pieces), None
+                return pieces, i
+        return pieces, None
 
     def finish(self) -> str:
         """What was held back. Nothing after a stop string: that text is not part of the answer."""

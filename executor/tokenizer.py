@@ -86,12 +86,17 @@ class Tokenizer:
         return vocabulary.read(self._directory)
 
     def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool = True,
     ) -> str:
         """The text of a chat, ready for `encode(…, add_special=False)`.
 
-        messages: role and content each; keys whose value is None count as absent. Raises InvalidRequest for
-        "messages" if there is no template or the template refuses them.
+        messages: role and content each; keys whose value is None count as absent. tools: what the template
+        may tell the model of. Raises InvalidRequest for "messages" if there is no template or it refuses
+        them.
         """
         if self._template_source is None:
             raise InvalidRequest(
@@ -99,13 +104,13 @@ class Tokenizer:
             )
         try:
             # A template is code of whoever made the checkpoint: only plain data may reach it.
-            plain = json.loads(json.dumps(list(messages)))
+            plain, functions = json.loads(json.dumps([list(messages), list(tools)]))
             present = [
                 {key: value for key, value in message.items() if value is not None} for message in plain
             ]
             return self._template.render(
                 messages=present,
-                tools=None,
+                tools=functions or None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self._special_texts,

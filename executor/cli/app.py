@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from executor.cli import bench, chaos, generate, plan, prune, status, swap_speculator, version
+from executor.cli import bench, chaos, generate, plan, prune, serve, status, swap_speculator, version
 from executor.cli.output import log_to_stderr, write
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ def speclane(
     raise typer.Exit
 
 
+app.command()(serve.serve)
 app.command()(generate.generate)
 app.command()(plan.plan)
 app.command()(prune.prune)

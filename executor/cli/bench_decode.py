@@ -81,6 +81,7 @@ def _plan(given: dict[str, Any]) -> "Plan":
     for name, works in (("new_tokens", 64), ("repeat", 3), ("limit", 8)):
         if given[name] is not None:
             o.whole(name, given[name], 1, 1 << 20, works)
+    o.whole("batch", given["batch"], 1, 1024, 8)
     modes = parse_modes(given["modes"])
     if given["speculator"] == "off" and "sequential" in modes:
         raise InvalidConfig(

@@ -21,7 +21,6 @@ _NOT_DASHED = {
     "destination": "DESTINATION",
     "model": "MODEL",
     "stop_token_ids": "--stop-token-id",
-    "max_sequences": "--batch",
 }
 _EXAMPLES = {
     "seed": 42,

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from executor.cli.config_file import read_config_file
+from executor.cli.speculative_config import speculative_config
 from executor.errors import InvalidConfig, InvalidRequest
 
 if TYPE_CHECKING:
@@ -81,6 +83,23 @@ HangTimeout = Annotated[
 VerifyTimeout = Annotated[float | None, _timeout("After so long the target counts as failed.", "120")]
 StopTimeout = Annotated[float | None, _timeout("After so long a lane that was told to stop is killed.", "3")]
 
+MaxSequences = Annotated[int | None, _model("N", "Sequences that run at once; more wait.", "8")]
+SpeculativeConfig = Annotated[
+    str | None,
+    _model("JSON", "vLLM's --speculative-config: method, model, num_speculative_tokens …", "none"),
+]
+ConfigFile = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        help="TOML file of options, as they are called here; those on the command line win.",
+        metavar="FILE",
+        callback=read_config_file,
+        is_eager=True,
+        show_default=False,
+    ),
+]
+
 Standby = Annotated[
     list[str] | None,
     _option("Recovery", "target|speculator", "Keep a spare process of this lane loaded; repeatable."),
@@ -121,7 +140,8 @@ Verbose = Annotated[bool, _flag("Output", "--verbose", "Log each lane's phases a
 
 _CONFIG = (
     *("target", "speculator", "engine", "dtype", "device", "lanes"),
-    *("num_speculative_tokens", "max_model_len", "kv_tokens", "max_verify_tokens", "threads"),
+    *("num_speculative_tokens", "max_model_len", "max_sequences", "kv_tokens", "max_verify_tokens"),
+    "threads",
 )
 _TIMEOUTS = {name: f"{name}_timeout" for name in ("load", "draft", "verify", "hang", "stop")}
 _PARAMS = (
@@ -144,7 +164,9 @@ def config(given: Mapping[str, Any], **fixed: Any) -> "Config":
         fixed["recovery"] = Recovery(
             standby=tuple(given.get("standby") or ()), group=given.get("group") or "separate"
         )
-    made = Config(**chosen, timeouts=Timeouts(**timeouts), **fixed)
+    if given.get("speculative_config") is not None:
+        chosen |= speculative_config(given["speculative_config"])
+    made = Config(**(chosen | fixed), timeouts=Timeouts(**timeouts))
     if given.get("target") == "":  # as good as none to Config, but an empty variable to a script
         raise InvalidConfig("target", f"target must not be empty; try {made.target}")
     return made

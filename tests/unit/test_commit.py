@@ -29,7 +29,7 @@ def run(draft, judged, room=ROOM, prompt=(9,), done=(), **params):
 
 def test_accepted_drafts_then_the_targets_own_token():
     delta, its = run([A, B, C], verdict(2, D))
-    assert delta == Delta("abd", [A, B, D])
+    assert delta == Delta("abd", [A, B, D], drafted=2, drafted_text=2)
     assert its.tokens == [9, A, B, D]
     assert its.generated == 3
     assert its.finish_reason is None
@@ -44,20 +44,20 @@ def test_a_plain_step():
 
 def test_max_tokens_cuts_and_says_length():
     delta, its = run([A, B, C], verdict(3, D), max_tokens=2)
-    assert delta == Delta("ab", [A, B])
+    assert delta == Delta("ab", [A, B], drafted=2, drafted_text=2)
     assert its.finish_reason == "length"
     assert its.completion().token_ids == [A, B]
 
 
 def test_the_end_of_the_context_cuts_and_says_length():
     delta, its = run([A, B, C], verdict(3, D), room=3)
-    assert delta == Delta("ab", [A, B])
+    assert delta == Delta("ab", [A, B], drafted=2, drafted_text=2)
     assert its.finish_reason == "length"
 
 
 def test_a_stop_token_is_kept_but_not_shown():
     delta, its = run([A, B, C], verdict(3, D), stop_token_ids=(B,))
-    assert delta == Delta("a", [A, B])
+    assert delta == Delta("a", [A, B], drafted=2, drafted_text=1)
     assert its.finish_reason == "stop"
     assert its.completion().text == "a"
 
@@ -78,7 +78,7 @@ def test_a_stop_beats_the_length_cap():
 
 def test_a_stop_string_over_several_tokens_and_rounds():
     delta, its = run([C, D, E], verdict(3, F), done=(A, B), stop="bcd")
-    assert delta == Delta("", [C, D])
+    assert delta == Delta("", [C, D], drafted=2)
     assert its.finish_reason == "stop"
     assert its.completion().text == "a"
     assert its.completion().token_ids == [A, B, C, D]
@@ -94,9 +94,12 @@ def test_text_that_may_become_a_stop_string_is_held_back_and_given_out_at_the_en
 
 
 def test_a_stop_string_waits_for_min_tokens_but_may_begin_before():
-    assert run([A, B, A, B], verdict(4, C), stop="ab", min_tokens=3)[0] == Delta("ab", [A, B, A, B])
-    assert run([C, A, B], verdict(3, D), stop="ab", min_tokens=3)[0] == Delta("c", [C, A, B])
-    assert run([A, B, C], verdict(3, D), stop="ab", min_tokens=3)[0] == Delta("abcd", [A, B, C, D])
+    delta = run([A, B, A, B], verdict(4, C), stop="ab", min_tokens=3)[0]
+    assert delta == Delta("ab", [A, B, A, B], drafted=4, drafted_text=2)
+    delta = run([C, A, B], verdict(3, D), stop="ab", min_tokens=3)[0]
+    assert delta == Delta("c", [C, A, B], drafted=3, drafted_text=1)
+    delta = run([A, B, C], verdict(3, D), stop="ab", min_tokens=3)[0]
+    assert delta == Delta("abcd", [A, B, C, D], drafted=3, drafted_text=3)
 
 
 def test_logprobs_are_cut_with_the_tokens():

@@ -25,7 +25,8 @@ def feed(stream: TextStream, text: str) -> str:
 
 
 def push(stream: TextStream, character: str, *, armed: bool = True) -> tuple[str, int | None]:
-    return stream.push([ord(character)], armed_from=0 if armed else 1)
+    (piece,), stop = stream.push([ord(character)], armed_from=0 if armed else 1)
+    return piece, stop
 
 
 def test_pieces_add_up_to_the_text():
@@ -55,14 +56,14 @@ def test_nothing_follows_a_stop_string():
 def test_a_run_is_cut_at_the_token_that_completes_a_stop_string():
     stream = TextStream(Halves(), ["bc"])
     run = [ord(character) for character in "abcd" for _ in range(2)]
-    assert stream.push(run, armed_from=0) == ("a", 5)
+    assert stream.push(run, armed_from=0) == (["", "a", "", "", "", ""], 5)
     assert (stream.finish(), stream.text) == ("", "a")
 
 
 def test_a_stop_string_counts_only_from_the_armed_token_on():
     stream = TextStream(Halves(), ["b"])
     run = [ord(character) for character in "abab" for _ in range(2)]
-    assert stream.push(run, armed_from=4) == ("aba", 7)
+    assert stream.push(run, armed_from=4) == (["", "a", "", "b", "", "a", "", ""], 7)
 
 
 def test_an_unarmed_stop_string_is_text():

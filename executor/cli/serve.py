@@ -1,0 +1,102 @@
+"""`speclane serve`: an OpenAI-compatible HTTP server."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from executor.cli import options as o
+from executor.cli import quitting
+from executor.cli.output import log_to_stderr, note, progress_shown
+from executor.errors import SpeclaneError
+
+_KEY_VARIABLE = "SPECLANE_API_KEY"
+
+
+def _server(metavar: str, text: str, default: str | None = None) -> typer.models.OptionInfo:
+    shown = True if default is None else default
+    option: typer.models.OptionInfo = typer.Option(
+        help=text, metavar=metavar, show_default=shown, rich_help_panel="Server"
+    )
+    return option
+
+
+def serve(
+    ctx: typer.Context,
+    config: o.ConfigFile = None,
+    host: Annotated[str, _server("HOST", "Address to listen on; 0.0.0.0 is all.")] = "127.0.0.1",
+    port: Annotated[int, _server("PORT", "Port to listen on; 0 is any that is free.")] = 8000,
+    api_key: Annotated[
+        str | None,
+        _server("KEY", "What clients must send as bearer token.", f"${_KEY_VARIABLE}, or none"),
+    ] = None,
+    served_model_name: Annotated[
+        str | None, _server("NAME", "How clients call the model.", "as --target")
+    ] = None,
+    max_body: Annotated[str, _server("SIZE", "Longest body of a request.")] = "8MiB",
+    max_queue: Annotated[int, _server("N", "Sequences that may wait; more are told 429.")] = 256,
+    request_timeout: Annotated[
+        float | None, _server("SECONDS", "An answer that takes longer is ended with 504.", "none")
+    ] = None,
+    shutdown_timeout: Annotated[
+        float, _server("SECONDS", "After SIGTERM, answers under way may go on for so long.")
+    ] = 30.0,
+    cors_origin: Annotated[
+        list[str] | None, _server("ORIGIN", "Let pages of this origin call; repeatable.", "none")
+    ] = None,
+    target: o.Target = None,
+    speculator: o.Speculator = "ngram",
+    num_speculative_tokens: o.NumSpeculativeTokens = None,
+    speculative_config: o.SpeculativeConfig = None,
+    engine: o.Engine = "native",
+    dtype: o.Dtype = "bf16",
+    device: o.Device = "auto",
+    lanes: o.Lanes = "process",
+    max_model_len: o.MaxModelLen = None,
+    max_sequences: o.MaxSequences = None,
+    memory_budget: o.MemoryBudget = None,
+    kv_tokens: o.KvTokens = None,
+    max_verify_tokens: o.MaxVerifyTokens = None,
+    threads: o.Threads = None,
+    cache_dir: o.CacheDir = None,
+    load_timeout: o.LoadTimeout = None,
+    draft_timeout: o.DraftTimeout = None,
+    hang_timeout: o.HangTimeout = None,
+    verify_timeout: o.VerifyTimeout = None,
+    stop_timeout: o.StopTimeout = None,
+    standby: o.Standby = None,
+    group: o.Group = None,
+    verbose: o.Verbose = False,
+) -> None:
+    """Serve OpenAI's API over HTTP until SIGTERM or Ctrl-C, then let answers under way end."""
+    log_to_stderr(verbose=verbose)
+
+    from executor.cli.lane_view import LaneView
+    from executor.cli.screen import Screen
+    from executor.llm import LLM
+    from executor.server.options import ServerOptions
+    from executor.server.serving import Server, bind, url_of
+
+    made = o.config(ctx.params)
+    options = ServerOptions(
+        host=host,
+        port=port,
+        api_key=os.environ.get(_KEY_VARIABLE) or None if api_key is None else api_key,
+        model_name=served_model_name,
+        max_body=o.nbytes("max_body", max_body),
+        max_queue=max_queue,
+        request_timeout=request_timeout,
+        shutdown_timeout=shutdown_timeout,
+        cors_origins=tuple(cors_origin or ()),
+    )
+    bound = bind(options)  # an address that is taken is no reason to load a model first
+    with progress_shown():
+        llm = LLM(made)
+    with Screen(LaneView(llm), shows_text=False):
+        llm.start()
+    with llm:
+        told = f"serving {options.model_name or made.target} on {url_of(bound)}"
+        cut_off = Server(llm, options, bound, lambda: note(told)).run()
+        quitting.on_signals()
+    if cut_off:
+        raise SpeclaneError(f"{cut_off} answers were cut off after {shutdown_timeout:g} s")

@@ -1,0 +1,1 @@
+"""The HTTP server: OpenAI's interface over one executor, its metrics and its page."""

@@ -1,0 +1,179 @@
+"""The sequences that answer one HTTP request: submitted together, read as one, ended together.
+
+`Desk` admits them, as long as the queue has room. All of this runs in the event loop; only `Slot.put` is
+called by the coordinator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from executor.errors import SpeclaneError
+from executor.request import Completion, Delta
+from executor.server.errors import ApiError, api_error
+from executor.server.mailbox import Mailbox
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from executor.llm import LLM
+    from executor.sampling import SamplingParams
+    from executor.server.metrics import Metrics
+
+
+class Job(NamedTuple):
+    """One sequence to run; its choice is its place in the list."""
+
+    tokens: list[int]
+    params: SamplingParams
+
+
+class Desk:
+    """Takes jobs for an executor. `draining`: set when no more are taken."""
+
+    def __init__(self, llm: LLM, max_queue: int, timeout: float | None, metrics: Metrics) -> None:
+        """`max_queue`: sequences beyond those that can run at once. `timeout`: seconds for an answer."""
+        self._llm = llm
+        self._capacity = llm.config.max_sequences + max_queue
+        self._timeout = timeout
+        self._metrics = metrics
+        self._mailbox = Mailbox(asyncio.get_running_loop())
+        self._open: set[Generation] = set()
+        self._sequences = 0
+        self.draining = asyncio.Event()
+
+    def begin(self, jobs: Sequence[Job]) -> Generation:
+        """Submit all jobs or none. Raises ApiError: 429 if the queue has no room, 503 if nothing runs."""
+        if self.draining.is_set():
+            raise ApiError(503, "the server is shutting down", code="shutting_down")
+        if len(jobs) > self._capacity:
+            raise ApiError(
+                400,
+                f"{len(jobs)} sequences at once are more than {self._capacity}",
+                param="n",
+                code="too_many",
+            )
+        if self._sequences + len(jobs) > self._capacity:
+            raise ApiError(
+                *(429, f"{self._sequences} sequences run or wait; try again in a moment"),
+                code="queue_full",
+                headers={"Retry-After": "1"},
+            )
+        generation = Generation(jobs, self._metrics, self._ended)
+        self._open.add(generation)
+        self._sequences += len(jobs)
+        generation.start(self._llm, self._mailbox, self._timeout)
+        return generation
+
+    @property
+    def answers(self) -> int:
+        """How many are under way."""
+        return len(self._open)
+
+    def cancel_all(self) -> None:
+        for generation in list(self._open):
+            generation.cancel()
+
+    def _ended(self, generation: Generation, sequences: int) -> None:
+        """So many of its sequences are out of the lanes."""
+        self._sequences -= sequences
+        if not generation.unfinished:
+            self._open.discard(generation)
+
+
+class Generation:
+    """Iterate over `outputs`; `cancel` at any time."""
+
+    def __init__(
+        self, jobs: Sequence[Job], metrics: Metrics, ended: Callable[[Generation, int], None]
+    ) -> None:
+        self.jobs = jobs
+        self.unfinished = set(range(len(jobs)))
+        self.completions: dict[int, Completion] = {}
+        self._watches = [metrics.watch(len(job.tokens)) for job in jobs]
+        self._ended = ended
+        self._arrived: list[tuple[int, Delta | Completion]] = []
+        self._failure: ApiError | None = None
+        self._news = asyncio.Event()
+        self._cancels: list[Callable[[], None]] = []
+        self._deadline: asyncio.TimerHandle | None = None
+        self.began = time.perf_counter()
+
+    def start(self, llm: LLM, mailbox: Mailbox, timeout: float | None) -> None:
+        """Raises ApiError if the executor takes no requests any more."""
+        try:
+            for i, job in enumerate(self.jobs):
+                slot = mailbox.slot(partial(self._receive, i))
+                self._cancels.append(llm.submit(job.tokens, job.params, slot))
+        except SpeclaneError as error:
+            self.cancel()
+            for i in range(len(self._cancels), len(self.jobs)):
+                self._leave(i)
+            raise api_error(error) from error
+        if timeout is not None:
+            self._deadline = asyncio.get_running_loop().call_later(timeout, self._expire, timeout)
+
+    def cancel(self) -> None:
+        """Free its seats in both lanes; what has been generated stays."""
+        for cancel in self._cancels:
+            cancel()
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    async def outputs(self) -> AsyncIterator[list[tuple[int, Delta | Completion]]]:
+        """What came since the last look, by choice, until all have ended. Raises ApiError."""
+        while True:
+            arrived, self._arrived = self._arrived, []
+            if arrived:
+                yield arrived
+            elif self._failure is not None:
+                raise self._failure
+            elif not self.unfinished:
+                return
+            else:
+                self._news.clear()
+                await self._news.wait()
+
+    async def finished(self) -> list[Completion]:
+        """All of it, in the order of the choices. Raises ApiError."""
+        async for _ in self.outputs():
+            pass
+        return [self.completions[i] for i in range(len(self.jobs))]
+
+    # ------------------------------------------------------------ inside
+
+    def _receive(self, choice: int, output: Delta | Completion | SpeclaneError) -> None:
+        self._news.set()
+        watch = self._watches[choice]
+        if isinstance(output, Delta):
+            watch.added(len(output.token_ids))
+            self._arrived.append((choice, output))
+        elif isinstance(output, Completion):
+            watch.ended(output.finish_reason)
+            self._leave(choice)
+            if output.finish_reason == "cancelled":
+                self._fail(ApiError(503, "the request was cancelled", code="cancelled"))
+            else:
+                self.completions[choice] = output
+                self._arrived.append((choice, output))
+        else:
+            watch.ended("error")
+            self._leave(choice)
+            self._fail(api_error(output))
+
+    def _leave(self, choice: int) -> None:
+        self.unfinished.discard(choice)
+        if not self.unfinished and self._deadline is not None:
+            self._deadline.cancel()
+        self._ended(self, 1)
+
+    def _expire(self, seconds: float) -> None:
+        self._fail(ApiError(504, f"no whole answer within {seconds:g} s", code="deadline_exceeded"))
+
+    def _fail(self, failure: ApiError) -> None:
+        self._failure = self._failure or failure
+        self._news.set()
+        self.cancel()

@@ -1,0 +1,248 @@
+"""What Prometheus is told: vLLM's names, so that its dashboards and load tools work, and our own.
+
+Latencies are observed as requests go by; everything else is read from the coordinator when it is scraped, so
+that a round pays nothing for it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from executor.request import Acceptance
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from prometheus_client.core import Metric
+
+    from executor.lane import Lane
+    from executor.llm import LLM
+
+    _ByLane = dict[str, tuple[str, Callable[[Lane], float]]]
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+_LABELS = ("model_name", "engine")
+_FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80)
+_BETWEEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
+_WHOLE = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 60, 120, 300)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
+
+
+class Metrics:
+    def __init__(self, llm: LLM, model_name: str) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = CollectorRegistry()
+        self._registry.register(_State(llm, model_name))
+        values = (model_name, "0")
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, _LABELS, registry=self._registry, buckets=buckets).labels(*values)
+
+        self.first_token = histogram(
+            "vllm:time_to_first_token_seconds", "From request to first token.", _FIRST_TOKEN
+        )
+        self.between_tokens = histogram(
+            "vllm:inter_token_latency_seconds", "Between tokens, as the executor gives them out.", _BETWEEN
+        )
+        self.whole = histogram("vllm:e2e_request_latency_seconds", "From request to its end.", _WHOLE)
+        self.prompt_length = histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
+        self.length = histogram("vllm:request_generation_tokens", "Tokens of an answer.", _TOKENS)
+        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Tokens of prompts.", values)
+        self.tokens = self._counter("vllm:generation_tokens", "Tokens given out.", values)
+        self._ended = Counter(
+            "vllm:request_success",
+            "Requests that ended, by reason.",
+            (*_LABELS, "finished_reason"),
+            registry=self._registry,
+        )
+        self._values = values
+        for reason in ("stop", "length", "cancelled", "error"):
+            self.ended(reason, 0)
+
+    def watch(self, prompt_tokens: int) -> Watch:
+        """To be told of one sequence's progress, from now on."""
+        return Watch(self, prompt_tokens)
+
+    def ended(self, reason: str, count: int = 1) -> None:
+        self._ended.labels(*self._values, reason).inc(count)
+
+    def exposition(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def _counter(self, name: str, text: str, values: tuple[str, ...]) -> Counter:
+        return Counter(name, text, _LABELS, registry=self._registry).labels(*values)
+
+
+class Watch:
+    """One sequence's latencies, in seconds."""
+
+    def __init__(self, metrics: Metrics, prompt_tokens: int) -> None:
+        self._metrics = metrics
+        self._prompt_tokens = prompt_tokens
+        self._tokens = 0
+        self._began = self._last = time.perf_counter()
+
+    def added(self, tokens: int) -> None:
+        """So many tokens came in one round: the time since the last ones is theirs, in equal parts."""
+        now = time.perf_counter()
+        metrics = self._metrics
+        if self._tokens == 0:
+            metrics.first_token.observe(now - self._began)
+            metrics.prompt_length.observe(self._prompt_tokens)
+            metrics.prompt_tokens.inc(self._prompt_tokens)
+        else:
+            for _ in range(tokens):
+                metrics.between_tokens.observe((now - self._last) / tokens)
+        self._last = now
+        self._tokens += tokens
+        metrics.tokens.inc(tokens)
+
+    def ended(self, reason: str) -> None:
+        self._metrics.whole.observe(time.perf_counter() - self._began)
+        self._metrics.length.observe(self._tokens)
+        self._metrics.ended(reason)
+
+
+class _State:
+    """The coordinator, as it is when somebody asks."""
+
+    def __init__(self, llm: LLM, model_name: str) -> None:
+        self._llm = llm
+        self._values = (model_name, "0")
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._load()
+        yield from self._acceptance()
+        yield from self._rounds()
+        yield from self._lanes()
+        yield from self._memory()
+
+    # ------------------------------------------------------------ vLLM's
+
+    def _load(self) -> Iterator[Metric]:
+        load, memory = self._llm.coordinator.load, self._llm.coordinator.memory
+        usage = load.tokens / memory.tokens if memory is not None else 0.0
+        yield self._gauge("vllm:num_requests_running", "Sequences that run.", load.running)
+        yield self._gauge("vllm:num_requests_waiting", "Sequences that wait for a seat.", load.waiting)
+        yield self._gauge(
+            "vllm:kv_cache_usage_perc", "Part of the KV that is in use, 0 … 1.", min(1.0, usage)
+        )
+
+    def _acceptance(self) -> Iterator[Metric]:
+        # A copy, made in one step of the interpreter: the coordinator's thread goes on counting.
+        acceptance = Acceptance(dict(self._llm.coordinator.stats.acceptance.outcomes))
+        drafted, accepted = acceptance.drafted, acceptance.accepted
+        prefix = "vllm:spec_decode_num"
+        yield self._counter(f"{prefix}_drafts", "Drafts verified.", drafted[0] if drafted else 0)
+        yield self._counter(f"{prefix}_draft_tokens", "Draft tokens verified.", sum(drafted))
+        yield self._counter(f"{prefix}_accepted_tokens", "Draft tokens accepted.", sum(accepted))
+        by_position = CounterMetricFamily(
+            f"{prefix}_accepted_tokens_per_pos",
+            "Draft tokens accepted, by position in the draft.",
+            labels=(*_LABELS, "position"),
+        )
+        for position in range(max(len(drafted), self._llm.config.num_speculative_tokens)):
+            count = accepted[position] if position < len(accepted) else 0
+            by_position.add_metric((*self._values, str(position)), count)
+        yield by_position
+
+    # ------------------------------------------------------------ ours
+
+    def _rounds(self) -> Iterator[Metric]:
+        stats = self._llm.coordinator.stats
+        yield CounterMetricFamily("speclane_rounds", "Rounds.", value=stats.rounds)
+        rest = max(0, stats.round_ns - stats.draft_ns - stats.verify_ns)
+        yield _labelled(
+            CounterMetricFamily(
+                "speclane_round_phase_seconds",
+                "Time of rounds: the lanes' own, and the rest, which is coordinator and wire.",
+                labels=("phase",),
+            ),
+            {
+                "draft": stats.draft_ns / 1e9,
+                "verify": stats.verify_ns / 1e9,
+                "wire_and_coordinator": rest / 1e9,
+            },
+        )
+        yield _labelled(
+            CounterMetricFamily(
+                "speclane_lost_drafts", "Drafts that were asked for and not used.", labels=("how",)
+            ),
+            {
+                "missed": stats.missed,
+                "invalid": stats.invalid,
+                "broken": stats.broken,
+                "stale": self._llm.coordinator.stale,
+                "spared": stats.spared,
+            },
+        )
+        yield CounterMetricFamily(
+            "speclane_quarantined_sequences", "Continued without drafts.", value=stats.quarantined
+        )
+        k = self._llm.config.num_speculative_tokens if self._llm.speculation != "off" else 0
+        yield GaugeMetricFamily("speclane_num_speculative_tokens", "Longest draft, K.", value=k)
+
+    def _lanes(self) -> Iterator[Metric]:
+        coordinator = self._llm.coordinator
+        lanes = coordinator.lanes
+        restarts, deaths = coordinator.restarts, coordinator.deaths
+        now = time.monotonic()
+        gauges: _ByLane = {
+            "lane_up": ("Whether it serves.", lambda lane: lane.serving),
+            "lane_progress_age_seconds": ("Since it was last heard of.", lambda lane: now - lane.heard_at),
+        }
+        counters: _ByLane = {
+            "lane_restarts": ("How often it was started again.", lambda lane: restarts.get(lane.name, 0)),
+            "lane_deaths": ("How often it died while it served.", lambda lane: deaths.get(lane.name, 0)),
+            "lane_busy_seconds": ("Computed by this incarnation.", lambda lane: lane.busy_ns / 1e9),
+            "lane_orders": ("That this incarnation had to answer.", lambda lane: lane.orders),
+        }
+        for family, table in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+            for name, (text, of) in table.items():
+                metric = family(f"speclane_{name}", text, labels=("lane",))
+                yield _labelled(metric, {lane.name: float(of(lane)) for lane in lanes})
+        states = ("starting", "healthy", "degraded", "recovering", "failed")
+        yield _labelled(
+            GaugeMetricFamily("speclane_health", "1 for the present state.", labels=("state",)),
+            {state: float(state == coordinator.health.state) for state in states},
+        )
+
+    def _memory(self) -> Iterator[Metric]:
+        memory = self._llm.coordinator.memory
+        if memory is None:
+            return
+        family = GaugeMetricFamily("speclane_lane_memory_bytes", "Planned.", labels=("lane", "kind"))
+        for lane in memory.lanes:
+            profile = lane.profile
+            for kind, size in (
+                ("process", profile.process),
+                ("weights", profile.weights),
+                ("activations", profile.activations),
+                ("workspace", profile.workspace),
+                ("graphs", profile.graphs),
+                ("kv", lane.kv),
+            ):
+                family.add_metric((lane.lane, kind), size)
+        yield family
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=_LABELS)
+        family.add_metric(self._values, value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, text, labels=_LABELS)
+        family.add_metric(self._values, value)
+        return family
+
+
+def _labelled(family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, float]) -> Metric:
+    """One sample for each value of the only label."""
+    for label, value in values.items():
+        family.add_metric((label,), value)
+    return family
