@@ -92,20 +92,10 @@ class Session:
 
     def _come_to_serve(self) -> TargetLane | SpeculatorLane | None:
         """All steps of the start, up to Ready; None if the coordinator wants no lane any more."""
-        step = self._start.step
-        with step("boot"):
-            self._send(Greeted(self._epoch, WIRE_VERSION, self._lane_name, psutil.Process().pid))
-            order = self._await(CONFIGURE_SECONDS)
-        if not isinstance(order, Configure):
+        lane = self._load()
+        if lane is None or not isinstance(self._await(TURN_SECONDS), Profile):
             return None
-        with step("load"):
-            lane = lifecycle.load(order.spec)
-        served = lane.served
-        with step("attention_setup"):
-            served.set_up_attention()
-        self._send(Loaded(self._epoch, served.device_id))
-        if not isinstance(self._await(TURN_SECONDS), Profile):
-            return None
+        step, served = self._start.step, lane.served
         with step("profile"):
             profile = served.profile()
         with step("capacity"):
@@ -123,10 +113,23 @@ class Session:
         with step("lock"):
             served.lock()
         with step("serve"):
-            pass
-        self._send(
-            Ready(self._epoch, served.vocabulary, served.max_model_len, served.notes, served.pass_tokens)
-        )
+            about = served.vocabulary, served.max_model_len, served.notes, served.pass_tokens
+        self._send(Ready(self._epoch, *about))
+        return lane
+
+    def _load(self) -> TargetLane | SpeculatorLane | None:
+        """The first steps, up to Loaded; None if there is no order to load."""
+        step = self._start.step
+        with step("boot"):
+            self._send(Greeted(self._epoch, WIRE_VERSION, self._lane_name, psutil.Process().pid))
+            order = self._await(CONFIGURE_SECONDS)
+        if not isinstance(order, Configure):
+            return None
+        with step("load"):
+            lane = lifecycle.load(order.spec)
+        with step("attention_setup"):
+            lane.served.set_up_attention()
+        self._send(Loaded(self._epoch, lane.served.device_id))
         return lane
 
     def _await(self, seconds: float) -> Order | None:
@@ -145,7 +148,7 @@ class Session:
             case Close():
                 lane.close(order.seqs)
             case Verify() if isinstance(lane, TargetLane):
-                verdicts = lane.verify(order.items)
+                verdicts = lane.verify(order.items, order.taps)
                 return Verified(self._epoch, order.order, verdicts, time.perf_counter_ns() - began)
             case Draft() if isinstance(lane, SpeculatorLane):
                 proposals = lane.draft(order.items, order.budget)
@@ -179,8 +182,8 @@ class Session:
     def _kind(self, error: Exception) -> str:
         if isinstance(error, ProtocolError | MalformedFrame):
             return "protocol"
-        if isinstance(error, MemoryError):
-            return "memory"
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+            return "memory"  # a tensor library's own is no MemoryError, and not every lane has that library
         if isinstance(error, FloatingPointError):
             return "numerics"
         if isinstance(error, ValueError | OSError) and self._start.phase != "serve":

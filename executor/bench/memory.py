@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from executor.config import Config
     from executor.lane import Lane
 
-_NEW_TOKENS = 16
+_NEW_TOKENS = 128
+"""So many rounds that the speculator, which is told long prompts piece by piece, comes to hold them all."""
 
 
 def measure(config: Config) -> dict[str, Any]:
