@@ -19,6 +19,8 @@ EngineName = Literal["native", "hf", "toy"]
 Hosting = Literal["process", "inline"]
 DtypeName = Literal["fp32", "bf16", "fp16"]
 
+SPECULATORS = ("auto", "off", "ngram", "suffix", "eagle", "cascade")
+"""Speculators that are not named by a checkpoint."""
 MAX_SPECULATIVE_TOKENS = 32
 MAX_SEQUENCES = 1024
 _MAX_SECONDS = 1e9
@@ -97,7 +99,10 @@ class Config:
 
     target: model of the target lane: `smollm2-135m`, a checkpoint directory or a hub id; a toy's parameters
         if `engine` is toy.
-    speculator: `off`, `ngram` (prompt lookup), `suffix` (what was said before, by all), or a model as above.
+    speculator: `off`; `ngram` (prompt lookup); `suffix` (what was said before, by all); `eagle` (a head over
+        the target's hidden rows); `cascade` (head and suffix, token by token); a head's file.safetensors, in
+        cascade; or a model as above. `auto` is cascade for the default target on the native engine, for
+        which a head is shipped, else ngram.
     engine: `native` (own code, batch-invariant on CPUs), `hf` (any transformers model), `toy` (no weights).
     dtype: of weights and arithmetic; see the engine's notes for CPUs without bf16 or fp16 arithmetic.
     device: `auto`, `cpu`, `cuda` or `cuda:N`, for both lanes; `auto` is the first free GPU, else the CPU.
@@ -116,7 +121,7 @@ class Config:
     """
 
     target: str = ""
-    speculator: str = "ngram"
+    speculator: str = "auto"
     engine: EngineName = "native"
     dtype: DtypeName = "bf16"
     device: str = "auto"
@@ -139,6 +144,9 @@ class Config:
             object.__setattr__(self, "target", target)
         for name, works in (("target", target), ("speculator", "ngram"), ("device", "auto")):
             object.__setattr__(self, name, _text(name, getattr(self, name), works))
+        if self.speculator == "auto":
+            has_head = self.engine == "native" and self.target == DEFAULT_TARGET
+            object.__setattr__(self, "speculator", "cascade" if has_head else "ngram")
         if self.cache_dir is not None:
             object.__setattr__(self, "cache_dir", local_path("cache_dir", self.cache_dir, "./models"))
         _one_of("engine", self.engine, get_args(EngineName))

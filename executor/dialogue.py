@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from executor.lane import Lane
     from executor.lanes import Lanes
     from executor.request import Request
+    from ipc.messages import HiddenRows
 
 order_numbers = itertools.count(1)
 """Never used twice, whatever executor and lane."""
@@ -36,6 +37,17 @@ def news(lane: Lane, request: Request, length: int | None = None) -> list[int]:
     return request.tokens[known:length]
 
 
+def rows(lane: Lane, request: Request, room: int) -> list[HiddenRows]:
+    """The hidden rows that are news to a lane that reads them, if they fit into `room` bytes; else later."""
+    if lane.spec.head is None:
+        return []
+    parts = request.rows.since(lane.told_rows.get(request.seq, 0))
+    if sum(len(part.data) for part in parts) > room:
+        return []
+    lane.told_rows[request.seq] = request.rows.end
+    return parts
+
+
 def backlog(lane: Lane, request: Request) -> int:
     """How many committed tokens the lane has not been told."""
     return len(request.tokens) - lane.told.get(request.seq, 0)
@@ -44,5 +56,6 @@ def backlog(lane: Lane, request: Request) -> int:
 def forget(lanes: Lanes, request: Request) -> None:
     """Both lanes drop the sequence."""
     for lane in lanes.all:
+        lane.told_rows.pop(request.seq, None)
         if lane.told.pop(request.seq, None) is not None:
             lanes.tell(lane, Close(lane.epoch, [request.seq]))

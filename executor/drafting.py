@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from executor import dialogue
 from executor.events import record
+from executor.hidden_rows import ORDER_BYTES
 from executor.pace import DraftPace, work
 from ipc.link import LinkState
 from ipc.messages import Draft, Drafted, DraftItem, LaneSpec
@@ -74,11 +75,14 @@ class Drafting:
             news=sum(dialogue.backlog(speculator, step.request) for step in asked.values()),
         )
         items = []
+        room = ORDER_BYTES
         for request, k in asked.values():
             if request.seq not in speculator.told:
                 dialogue.open_at(self._lanes, speculator, request, len(request.tokens))
             since = dialogue.news(speculator, request)
-            items.append(DraftItem(request.seq, request.gen, len(request.tokens), since, k))
+            rows = dialogue.rows(speculator, request, room)
+            room -= sum(len(part.data) for part in rows)
+            items.append(DraftItem(request.seq, request.gen, len(request.tokens), since, k, rows))
         self._lanes.ask(speculator, Draft(speculator.epoch, next(dialogue.order_numbers), items, budget))
         pace = self._paces[speculator.spec]
         reply = self._lanes.reply(speculator, time.monotonic() + pace.patience(amount))

@@ -83,6 +83,8 @@ class Lane:
         """It said that what it was told to become cannot be: starting it again would not help."""
         self.told: dict[int, int] = {}
         """Per open sequence, how many committed tokens the lane knows."""
+        self.told_rows: dict[int, int] = {}
+        """Per open sequence, up to which position the lane was handed hidden rows."""
         self.busy_ns = 0
         self.orders = 0
         self.started_at = 0.0

@@ -82,7 +82,7 @@ class Stream:
 
 
 class LLM:
-    """`with LLM(target="smollm2-135m", speculator="ngram") as llm: llm.generate(["Once upon"])`.
+    """`with LLM(target="smollm2-135m", speculator="cascade") as llm: llm.generate(["Once upon"])`.
 
     Options are those of executor.config.Config. Nothing is loaded before `start`, which the first use calls.
     Thread-safe.
@@ -205,7 +205,7 @@ class LLM:
                 if swap.cancel():
                     raise LaneFailed("speculator", f"{model} does not serve after {seconds:g} s") from None
                 swap.result()  # it came at the last moment
-            self._speculation = model
+            self._speculation = config.speculator
 
     # ------------------------------------------------------------ requests
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from executor import checkpoint, models, shipped, toy_text
+from executor import checkpoint, heads, models, shipped, toy_text
 from executor.config import available_cores
 from executor.detokenizer import Detokenizer, token_bytes
 from executor.errors import InvalidConfig, InvalidRequest
 from executor.tokenizer import Tokenizer
 from ipc import vocabulary
-from ipc.messages import LaneSpec
+from ipc.messages import LaneSpec, Vocabulary
 from ipc.toy import ToyParameters
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from executor.config import Config
     from executor.text import Detokenizes
     from ipc.messages import LaneEngine, LaneName
-_NO_MODEL = ("ngram", "suffix", "off")
+_NO_MODEL = ("suffix", "cascade", "eagle", "ngram", "off")
 """Speculators that have no checkpoint."""
 
 
@@ -168,6 +168,8 @@ def speculator_spec(
     if config.speculator == "suffix":
         lane = _spec(config, "speculator", "suffix", "", target.max_model_len)
         return msgspec.structs.replace(lane, prior=_prior(config, target))
+    if config.speculator in ("eagle", "cascade") or config.speculator.endswith(heads.SUFFIX):
+        return _head(config, target, field)
     if config.engine == "toy":
         return _toy_speculator(config, target, field)
     draft = _checkpoint(config, config.speculator, field, progress, also=_NO_MODEL)
@@ -177,6 +179,19 @@ def speculator_spec(
         raise InvalidConfig(field, str(error)) from error
     draft_len = min(target.max_model_len, checkpoint.context(draft, field))
     return _spec(config, "speculator", config.engine, str(draft), draft_len)
+
+
+def _head(config: Config, target: LaneSpec, field: str) -> LaneSpec:
+    """A lane with a drafting head: the shipped one, or the user's own; with lookups unless it is `eagle`.
+
+    Raises InvalidConfig about `field`.
+    """
+    vocabulary_ = vocabulary.read(Path(target.model)) if config.engine != "toy" else Vocabulary(0, "")
+    head = heads.head_spec(config.speculator, target, vocabulary_, field)
+    engine: LaneEngine = "eagle" if config.speculator == "eagle" else "cascade"
+    lane = _spec(config, "speculator", engine, target.model, target.max_model_len)
+    prior = shipped.prior(vocabulary_.fingerprint) if engine == "cascade" else ""
+    return msgspec.structs.replace(lane, head=head, prior=prior)
 
 
 def _prior(config: Config, target: LaneSpec) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from executor.hidden_rows import KeptRows
+
 if TYPE_CHECKING:
     from executor.errors import SpeclaneError
     from executor.sampling import SamplingParams
@@ -120,6 +122,7 @@ class Request:
     draft_strikes: int = 0
     """The same of the speculator and drafting."""
     speculate: bool = True
+    rows: KeptRows = field(default_factory=KeptRows)
 
     @property
     def generated(self) -> int:

@@ -12,11 +12,18 @@ from executor.safetensors_file import metadata
 DIRECTORY = Path(__file__).parent / "shipped_files"
 
 
+def head(fingerprint: str) -> str:
+    """Path of the drafting head for a target with this vocabulary; empty if there is none."""
+    return _find("head.safetensors", fingerprint)
+
+
 def prior(fingerprint: str) -> str:
     """Path of the table of what a target with this vocabulary writes; empty if there is none."""
-    files = (directory / "prior.safetensors" for directory in sorted(DIRECTORY.iterdir()))
-    return next((str(file) for file in files if file.is_file() and _is_for(file, fingerprint)), "")
+    return _find("prior.safetensors", fingerprint)
 
 
-def _is_for(file: Path, fingerprint: str) -> bool:
-    return bool(fingerprint) and metadata(file).get("vocabulary") == fingerprint
+def _find(name: str, fingerprint: str) -> str:
+    for file in sorted(DIRECTORY.glob(f"*/{name}")) if fingerprint else ():
+        if metadata(file).get("vocabulary") == fingerprint:
+            return str(file)
+    return ""

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from executor import dialogue
+from executor.hidden_rows import ORDER_BYTES
 from executor.lanes import NoReply
 from ipc.messages import Verified, Verify, VerifyItem
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from executor.lane import Lane
     from executor.lanes import Lanes
     from executor.plan import Step
-    from ipc.messages import VerifiedItem
+    from executor.request import Request
+    from ipc.messages import HeadSpec, VerifiedItem
 
 
 class Verifying:
@@ -38,13 +40,20 @@ class Verifying:
         if not target.idle:
             return None  # it died while the others drafted
         items = []
+        reader = self._lanes.speculator
+        head = reader.spec.head if reader is not None else None
+        room = ORDER_BYTES
         for request, _ in plan:
             if request.seq not in target.told:
                 dialogue.open_at(self._lanes, target, request, len(request.tokens))
             since = dialogue.news(target, request)
             draft = drafts.get(request.seq, [])
-            items.append(VerifyItem(request.seq, request.gen, len(request.tokens), since, draft))
-        self._lanes.ask(target, Verify(target.epoch, next(dialogue.order_numbers), items))
+            rows_since = _rows_since(request, draft, head, room) if request.speculate else None
+            if head is not None and rows_since is not None:
+                room -= (len(request.tokens) + len(draft) - rows_since) * head.row_bytes
+            items.append(VerifyItem(request.seq, request.gen, len(request.tokens), since, draft, rows_since))
+        taps = head.taps if head is not None else ()
+        self._lanes.ask(target, Verify(target.epoch, next(dialogue.order_numbers), items, taps))
         reply = self._lanes.reply(target, time.monotonic() + self._seconds)
         if not isinstance(reply, Verified):
             if reply == NoReply("timeout"):
@@ -58,12 +67,15 @@ class Verifying:
         )
         for item in items:
             verdict = verdicts.get(item.seq)
-            if not _possible(item, verdict, vocabulary_size):
+            if not _possible(item, verdict, vocabulary_size, head):
                 reason = f"impossible verdict {verdict} on {item}"
         if reason:
             self._lanes.supervisor.take_down(target, reason)
             self._strike(plan, target)
             return None
+        if head is not None:
+            for request, _ in plan:
+                request.rows.add(verdicts[request.seq].rows, head.window)
         return verdicts, reply.busy_ns
 
     def _strike(self, plan: Sequence[Step], target: Lane) -> None:
@@ -72,11 +84,32 @@ class Verifying:
             request.strikes += 1
 
 
-def _possible(asked: VerifyItem, verdict: VerifiedItem | None, vocabulary_size: int) -> bool:
+def _rows_since(request: Request, draft: Sequence[int], head: HeadSpec | None, room: int) -> int | None:
+    """The first position whose hidden row is news and of use, if all from there on fit into `room` bytes."""
+    if head is None:
+        return None
+    since = max(request.rows.end, len(request.tokens) - head.window)
+    return since if (len(request.tokens) + len(draft) - since) * head.row_bytes <= room else None
+
+
+def _sound(asked: VerifyItem, verdict: VerifiedItem, head: HeadSpec | None) -> bool:
+    """Whether the hidden rows are of positions that were asked for and stand, in their order, and whole."""
+    position = asked.rows_since if asked.rows_since is not None else verdict.base_len + verdict.n_accepted
+    for part in verdict.rows:
+        if head is None or part.start < position or part.count * head.row_bytes != len(part.data):
+            return False
+        position = part.start + part.count
+    return position <= verdict.base_len + verdict.n_accepted
+
+
+def _possible(
+    asked: VerifyItem, verdict: VerifiedItem | None, vocabulary_size: int, head: HeadSpec | None
+) -> bool:
     return (
         verdict is not None
         and (verdict.gen, verdict.base_len) == (asked.gen, asked.base_len)
         and 0 <= verdict.n_accepted <= len(asked.draft)
         and 0 <= verdict.next_token < vocabulary_size
         and len(verdict.logprobs) in (0, verdict.n_accepted + 1)
+        and _sound(asked, verdict, head)
     )

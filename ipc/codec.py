@@ -21,6 +21,7 @@ Struct = TypeVar("Struct", bound=msgspec.Struct)
 MAX_FRAME_BYTES = 16 << 20
 MAX_ARRAY_LENGTH = 1 << 20
 MAX_STRING_BYTES = 1 << 16
+MAX_BINARY_BYTES = 8 << 20
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -58,7 +59,7 @@ def unpack(
     if len(frame) > max_bytes:
         raise MalformedFrame(f"frame of {len(frame)} bytes, limit {max_bytes}")
     try:
-        # No message contains a map, binary or ext value, so none of them is allowed to begin with. Arrays
+        # No message contains a map or ext value, so none of them is allowed to begin with. Arrays
         # become tuples, which are smaller and share the empty one: a frame must not cost many times its size.
         raw = msgpack.unpackb(
             frame,
@@ -69,7 +70,7 @@ def unpack(
             max_str_len=MAX_STRING_BYTES,
             max_array_len=max_array_length,
             max_map_len=0,
-            max_bin_len=0,
+            max_bin_len=MAX_BINARY_BYTES,
             max_ext_len=0,
         )
         # Converting to one struct is several times cheaper than to the union of all.

@@ -15,7 +15,7 @@ import msgspec
 WIRE_VERSION = 2
 
 LaneName = Literal["target", "speculator"]
-LaneEngine = Literal["native", "hf", "toy", "ngram", "suffix"]
+LaneEngine = Literal["native", "hf", "toy", "ngram", "suffix", "eagle", "cascade"]
 Phase = Literal[
     "boot",
     "load",
@@ -44,8 +44,22 @@ class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 # ---------------------------------------------------------------- records
 
 
+class HeadSpec(Record, frozen=True):
+    """A drafting head that reads the target's hidden rows. `file`: its weights.
+
+    `taps`: after how many layers of the target the parts of a row are taken; the last norm's is always the
+    last part. `row_bytes`: size of one row. `window`: how many of the latest positions' rows it needs.
+    """
+
+    file: str
+    taps: tuple[int, ...]
+    row_bytes: int
+    window: int
+
+
 class LaneSpec(Record, frozen=True):
-    """What a worker must become. `model` is a checkpoint directory, or the parameters of a toy.
+    """What a worker must become. `model` is a checkpoint directory, or the parameters of a toy; of a drafting
+    head it is the target's checkpoint, whose embedding and output rows the head uses.
 
     Lengths in tokens: `max_model_len` of the longest sequence, `num_speculative_tokens` of the longest draft.
     `prior`: file of what the target is known to write, for lookups; empty if there is none.
@@ -61,6 +75,7 @@ class LaneSpec(Record, frozen=True):
     max_model_len: int
     num_speculative_tokens: int = 0
     prior: str = ""
+    head: HeadSpec | None = None
 
 
 class Vocabulary(Record, frozen=True):
@@ -145,14 +160,29 @@ class OpenedSequence(Record, frozen=True):
     sampling: SamplingSpec
 
 
+class HiddenRows(Record, frozen=True):
+    """The target's hidden rows of `count` tokens from position `start` on: bfloat16, row after row.
+
+    The coordinator hands them from lane to lane and never looks inside.
+    """
+
+    start: int
+    count: int
+    data: bytes
+
+
 class DraftItem(Record, frozen=True):
-    """Guess up to `k` tokens after `base_len` committed ones; the last, `since`, are news to the lane."""
+    """Guess up to `k` tokens after `base_len` committed ones; the last, `since`, are news to the lane.
+
+    `rows`: hidden rows of committed tokens that are news, too, in the order of their positions.
+    """
 
     seq: int
     gen: int
     base_len: int
     since: list[int]
     k: int
+    rows: list[HiddenRows] = []
 
 
 class DraftedItem(Record, frozen=True):
@@ -171,13 +201,17 @@ class DraftedItem(Record, frozen=True):
 
 
 class VerifyItem(Record, frozen=True):
-    """Sample after `base_len` committed tokens and after each token of `draft`."""
+    """Sample after `base_len` committed tokens and after each token of `draft`.
+
+    `rows_since`: first position whose hidden row is wanted, if it is run in this pass; None wants none.
+    """
 
     seq: int
     gen: int
     base_len: int
     since: list[int]
     draft: list[int]
+    rows_since: int | None = None
 
 
 class TokenLogprobs(Record, frozen=True):
@@ -191,6 +225,7 @@ class VerifiedItem(Record, frozen=True):
     """Verdict: the first `n_accepted` draft tokens stand, then comes `next_token`.
 
     `logprobs` has one entry per new token (n_accepted + 1) if the sequence asked for them, else none.
+    `rows`: those that were wanted of tokens that were run and stand, up to the last accepted one.
     """
 
     seq: int
@@ -199,6 +234,7 @@ class VerifiedItem(Record, frozen=True):
     n_accepted: int
     next_token: int
     logprobs: list[TokenLogprobs]
+    rows: list[HiddenRows] = []
 
 
 # ---------------------------------------------------------------- orders: coordinator → worker
@@ -238,10 +274,14 @@ class Draft(Message, frozen=True):
 
 
 class Verify(Message, frozen=True):
-    """To the target: judge these drafts; an empty draft makes a plain one-token step."""
+    """To the target: judge these drafts; an empty draft makes a plain one-token step.
+
+    `taps`: after how many layers the hidden rows that items want are taken.
+    """
 
     order: int
     items: list[VerifyItem]
+    taps: tuple[int, ...] = ()
 
 
 class Close(Message, frozen=True):

@@ -69,6 +69,11 @@ def load(spec: LaneSpec) -> TargetLane | SpeculatorLane:
         from workers.speculators.suffix import SuffixSpeculator
 
         return SpeculatorLane(SuffixSpeculator(spec))
+    if (spec.lane, spec.engine) in (("speculator", "eagle"), ("speculator", "cascade")):
+        from workers.speculators.cascade import CascadeSpeculator
+
+        head = CascadeSpeculator(msgspec.structs.replace(spec, device=_device(spec)))
+        return SpeculatorLane(head, _constrain(spec, head.vocabulary.size))
     engine = _engine(spec)
     constrain = _constrain(spec, engine.vocabulary.size)
     if spec.lane == "target":

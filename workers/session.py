@@ -148,7 +148,7 @@ class Session:
             case Close():
                 lane.close(order.seqs)
             case Verify() if isinstance(lane, TargetLane):
-                verdicts = lane.verify(order.items)
+                verdicts = lane.verify(order.items, order.taps)
                 return Verified(self._epoch, order.order, verdicts, time.perf_counter_ns() - began)
             case Draft() if isinstance(lane, SpeculatorLane):
                 proposals = lane.draft(order.items, order.budget)

@@ -11,7 +11,7 @@ from workers.worth import capacities
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ipc.messages import DraftItem, OpenedSequence
+    from ipc.messages import DraftItem, HiddenRows, OpenedSequence
     from workers.engines.engine import Served
     from workers.lane import Constrain
     from workers.sequence import LaneSequence
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 class Ask(NamedTuple):
     """Propose at most `k` tokens after the sequence's committed ones.
 
-    `confidences`: where to say how probable each guess is, if that is wanted; one who cannot tell does not.
+    `rows`: see DraftItem. `confidences`: where to say how probable each guess is, if that is wanted; one who
+    cannot tell does not.
     """
 
     sequence: LaneSequence
     k: int
+    rows: Sequence[HiddenRows] = ()
     confidences: list[float] | None = None
 
 
@@ -67,6 +69,7 @@ class SpeculatorLane:
             Ask(
                 self._sequences.advance(item.seq, item.gen, item.base_len, item.since),
                 item.k,
+                item.rows,
                 [] if scarce else None,
             )
             for item in items

@@ -8,6 +8,7 @@ from ipc.errors import ProtocolError
 from ipc.messages import TokenLogprobs, VerifiedItem
 from workers.acceptance import accept
 from workers.engines.engine import Window
+from workers.engines.tap import Tap, Tapped
 from workers.lane import SequenceTable
 
 if TYPE_CHECKING:
@@ -34,8 +35,11 @@ class TargetLane:
             self._sequences.close(seq)
             self._engine.close(seq)
 
-    def verify(self, items: Sequence[VerifyItem]) -> list[VerifiedItem]:
-        """A verdict for each item. Raises ProtocolError for drafts that no embedding can take."""
+    def verify(self, items: Sequence[VerifyItem], taps: Sequence[int] = ()) -> list[VerifiedItem]:
+        """A verdict for each item. Raises ProtocolError for drafts that no embedding can take.
+
+        `taps`: layers after which the hidden rows are taken that items want.
+        """
         windows: list[Window] = []
         draws: list[Draw] = []
         for item in items:
@@ -45,14 +49,26 @@ class TargetLane:
             start, run = sequence.window(item.draft, rows)
             windows.append(Window(item.seq, start, run, rows))
             draws += sequence.draws(item.draft, rows)
-        samples = self._engine.sample(self._engine.forward(windows), draws)
+        tap = _tap(items, taps)
+        samples = self._engine.sample(self._forward(windows, tap), draws)
         verdicts = []
         first = 0
         for item in items:
             end = first + len(item.draft) + 1
-            verdicts.append(_judge(item, samples[first:end]))
+            verdicts.append(_judge(item, samples[first:end], tap))
             first = end
         return verdicts
+
+    def _forward(self, windows: Sequence[Window], tap: Tap | None) -> Any:
+        """Logit rows. Raises ProtocolError if this engine cannot show the hidden rows that are wanted."""
+        engine = self._engine
+        if tap is None:
+            return engine.forward(windows)
+        if not isinstance(engine, Tapped):
+            raise ProtocolError("this engine shows no hidden rows; use native for speculators that read them")
+        if not all(0 < layer <= engine.layers for layer in tap.layers):
+            raise ProtocolError(f"hidden rows after layers {list(tap.layers)} of {engine.layers}")
+        return engine.forward(windows, tap)
 
     def _check_tokens(self, item: VerifyItem) -> None:
         size = self._engine.vocabulary.size
@@ -61,8 +77,15 @@ class TargetLane:
                 raise ProtocolError(f"sequence {item.seq}: token {token} is outside the vocabulary of {size}")
 
 
-def _judge(item: VerifyItem, samples: Sequence[Sample]) -> VerifiedItem:
+def _tap(items: Sequence[VerifyItem], taps: Sequence[int]) -> Tap | None:
+    """For the hidden rows that items want, if any does."""
+    since = {item.seq: item.rows_since for item in items if item.rows_since is not None}
+    return Tap(taps, since) if since else None
+
+
+def _judge(item: VerifyItem, samples: Sequence[Sample], tap: Tap | None) -> VerifiedItem:
     n_accepted, next_token = accept(item.draft, [sample.token for sample in samples])
     kept = samples[: n_accepted + 1]
     logprobs = [TokenLogprobs(s.logprob, list(s.top)) for s in kept if s.logprob is not None]
-    return VerifiedItem(item.seq, item.gen, item.base_len, n_accepted, next_token, logprobs)
+    rows = tap.rows(item.seq, item.base_len + n_accepted) if tap is not None else []
+    return VerifiedItem(item.seq, item.gen, item.base_len, n_accepted, next_token, logprobs, rows)

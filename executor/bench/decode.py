@@ -10,7 +10,7 @@ import hashlib
 import statistics
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from executor.config import available_cores
@@ -45,18 +45,42 @@ class Plan:
     raw: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One pass over all prompts. `round_times` are those of its last rounds."""
+@dataclass(slots=True)
+class Tally:
+    """What some prompts of one category came to."""
 
-    seconds: float
-    outputs: list[list[int]]
-    acceptance: Acceptance
-    round_times: list[RoundTime]
+    seconds: float = 0.0
+    tokens: int = 0
+    acceptance: Acceptance = field(default_factory=Acceptance)
+
+    def add(self, other: Tally) -> None:
+        self.seconds += other.seconds
+        self.tokens += other.tokens
+        self.acceptance.add(other.acceptance)
 
     @property
     def tokens_per_second(self) -> float:
-        return sum(map(len, self.outputs)) / self.seconds
+        return self.tokens / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One pass over all prompts, category after category. `round_times` are those of its last rounds."""
+
+    outputs: list[list[int]]
+    categories: dict[str, Tally]
+    round_times: list[RoundTime]
+
+    @property
+    def total(self) -> Tally:
+        total = Tally()
+        for tally in self.categories.values():
+            total.add(tally)
+        return total
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.total.tokens_per_second
 
 
 def prepare(plan: Plan) -> dict[Mode, LLM]:
@@ -128,47 +152,76 @@ def _encode(llm: LLM, plan: Plan) -> list[list[int]]:
 
 
 def _run(llm: LLM, prompts: Sequence[Sequence[int]], plan: Plan, new_tokens: int) -> Run:
-    params = [
-        SamplingParams(
-            temperature=plan.temperature, seed=plan.seed + i, max_tokens=new_tokens, ignore_eos=True
-        )
-        for i in range(len(prompts))
-    ]
+    """The prompts are the first of the plan's. A category's prompts run together, and no other with them."""
     stats = llm.coordinator.stats
     stats.round_times.clear()
-    began = time.perf_counter()
-    completions = llm.generate(prompts, params, progress=False)
-    seconds = time.perf_counter() - began
-    acceptance = Acceptance()
-    for completion in completions:
-        acceptance.add(completion.acceptance)
-    outputs = [completion.token_ids for completion in completions]
-    return Run(seconds, outputs, acceptance, list(stats.round_times))
+    outputs: dict[int, list[int]] = {}
+    categories: dict[str, Tally] = {}
+    for category, indices in _by_category(plan.prompts[: len(prompts)]).items():
+        params = [
+            SamplingParams(
+                temperature=plan.temperature, seed=plan.seed + i, max_tokens=new_tokens, ignore_eos=True
+            )
+            for i in indices
+        ]
+        began = time.perf_counter()
+        completions = llm.generate([prompts[i] for i in indices], params, progress=False)
+        tally = categories[category] = Tally(seconds=time.perf_counter() - began)
+        for i, completion in zip(indices, completions, strict=True):
+            outputs[i] = completion.token_ids
+            tally.tokens += len(completion.token_ids)
+            tally.acceptance.add(completion.acceptance)
+    return Run([outputs[i] for i in range(len(prompts))], categories, list(stats.round_times))
+
+
+def _by_category(prompts: Sequence[Prompt]) -> dict[str, list[int]]:
+    """Indices of the prompts of each category, in the order of their first ones."""
+    indices: dict[str, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        indices.setdefault(prompt.category, []).append(index)
+    return indices
 
 
 def _rows(plan: Plan, runs: dict[Mode, list[Run]]) -> list[dict[str, Any]]:
-    speeds = {
+    medians = {
         mode: statistics.median(run.tokens_per_second for run in several) for mode, several in runs.items()
     }
-    return [_row(plan, mode, several, speeds) for mode, several in runs.items()]
+    return [_row(plan, mode, runs, medians[mode], medians.get("off")) for mode in runs]
 
 
-def _row(plan: Plan, mode: Mode, several: Sequence[Run], speeds: dict[Mode, float]) -> dict[str, Any]:
-    off = speeds.get("off")
-    acceptance = several[-1].acceptance
+def _row(
+    plan: Plan, mode: Mode, runs: dict[Mode, list[Run]], speed: float, off: float | None
+) -> dict[str, Any]:
+    several = runs[mode]
+    total = several[-1].total
     digests = sorted({digest(run.outputs) for run in several})
     return {
         "mode": mode,
         "batch": plan.config.max_sequences,
-        "tok_s": round(speeds[mode], 3),
-        "speedup": round(speeds[mode] / off, 4) if off is not None else None,
-        "acceptance_length": round(acceptance.length, 4),
-        "acceptance_by_position": [round(share, 4) for share in acceptance.by_position],
+        **_figures(speed, off, total.acceptance),
         "tokens_sha256": digests[0] if len(digests) == 1 else ",".join(digests),
-        "tokens": sum(map(len, several[-1].outputs)),
-        "rounds": acceptance.rounds,
+        "tokens": total.tokens,
+        "rounds": total.acceptance.rounds,
         "round_ms": _split([time for run in several for time in run.round_times]),
         "tok_s_each": [round(run.tokens_per_second, 3) for run in several],
+        "categories": {name: _category(name, several, runs.get("off")) for name in several[-1].categories},
+    }
+
+
+def _category(name: str, several: Sequence[Run], off: Sequence[Run] | None) -> dict[str, Any]:
+    def speed(runs: Sequence[Run]) -> float:
+        return statistics.median(run.categories[name].tokens_per_second for run in runs)
+
+    tally = several[-1].categories[name]
+    return _figures(speed(several), speed(off) if off is not None else None, tally.acceptance)
+
+
+def _figures(speed: float, off: float | None, acceptance: Acceptance) -> dict[str, Any]:
+    return {
+        "tok_s": round(speed, 3),
+        "speedup": round(speed / off, 4) if off is not None else None,
+        "acceptance_length": round(acceptance.length, 4),
+        "acceptance_by_position": [round(share, 4) for share in acceptance.by_position],
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,10 @@ from executor.errors import InvalidConfig
 
 COPY_HEAVY = Path(__file__).with_name("copy_heavy.jsonl")
 """Few prompts whose answers repeat much of them, for which prompt lookup is good."""
+LANE_BENCH = Path(__file__).with_name("lane_bench.jsonl")
+"""Twenty prompts in each of eight categories, written for this benchmark."""
+SHIPPED = {"copy-heavy": COPY_HEAVY, "lane-bench": LANE_BENCH}
+"""Files that are known by name."""
 
 _EXAMPLE = '{"question_id": 1, "category": "edit", "turns": ["Repeat this: …"]}'
 
@@ -23,8 +28,11 @@ class Prompt:
     text: str
 
 
-def read_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
-    """The first `limit` prompts of a file. Raises InvalidConfig naming "prompts" and the line."""
+def read_prompts(path: Path, limit: int | None = None, each: int | None = None) -> list[Prompt]:
+    """The first `limit` prompts of a file, or the first `each` of every category.
+
+    Raises InvalidConfig naming "prompts" and the line.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -35,7 +43,15 @@ def read_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
     prompts = [_prompt(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise InvalidConfig("prompts", f"prompts file {path} has no prompts; a line that works: {_EXAMPLE}")
+    if each is not None:
+        seen: Counter[str] = Counter()
+        prompts = [prompt for prompt in prompts if _counted(seen, prompt.category) <= each]
     return prompts[:limit]
+
+
+def _counted(seen: Counter[str], category: str) -> int:
+    seen[category] += 1
+    return seen[category]
 
 
 def _prompt(path: Path, number: int, line: str) -> Prompt:

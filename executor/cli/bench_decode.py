@@ -19,17 +19,22 @@ def decode(
     prompts: Annotated[
         str | None,
         typer.Option(
-            help="JSON lines with question_id, category, turns.", metavar="FILE", show_default="shipped"
+            help="JSON lines with question_id, category, turns; copy-heavy and lane-bench are shipped.",
+            metavar="copy-heavy|lane-bench|FILE",
+            show_default="copy-heavy",
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Only the first L prompts.", metavar="L")] = None,
+    each: Annotated[
+        int | None, typer.Option(help="Only the first E prompts of each category.", metavar="E")
+    ] = None,
     new_tokens: Annotated[int, typer.Option(help="Tokens to decode per prompt.", metavar="N")] = 64,
     batch: Annotated[int, typer.Option(help="Sequences that run at once.", metavar="B")] = 1,
     modes: Annotated[str, typer.Option(help="Modes to compare, with commas.", metavar=_MODES)] = _MODES,
     repeat: Annotated[int, typer.Option(help="Runs per mode; the median counts.", metavar="R")] = 3,
     raw: o.Raw = False,
     target: o.Target = None,
-    speculator: o.Speculator = "ngram",
+    speculator: o.Speculator = "auto",
     num_speculative_tokens: o.NumSpeculativeTokens = None,
     engine: o.Engine = "native",
     dtype: o.Dtype = "bf16",
@@ -74,25 +79,26 @@ def decode(
 def _plan(given: dict[str, Any]) -> "Plan":
     """Raises InvalidConfig or InvalidRequest before anything is loaded."""
     from executor.bench.decode import Plan, parse_modes
-    from executor.bench.prompts import COPY_HEAVY, read_prompts
+    from executor.bench.prompts import COPY_HEAVY, SHIPPED, read_prompts
     from executor.config import local_path
     from executor.sampling import SamplingParams
 
-    for name, works in (("new_tokens", 64), ("repeat", 3), ("limit", 8)):
+    for name, works in (("new_tokens", 64), ("repeat", 3), ("limit", 8), ("each", 5)):
         if given[name] is not None:
             o.whole(name, given[name], 1, 1 << 20, works)
     o.whole("batch", given["batch"], 1, 1024, 8)
     modes = parse_modes(given["modes"])
     if given["speculator"] == "off" and "sequential" in modes:
         raise InvalidConfig(
-            "speculator", "--speculator off contradicts --modes with sequential; try --speculator ngram"
+            "speculator", "--speculator off contradicts --modes with sequential; try --speculator auto"
         )
     SamplingParams(temperature=given["temperature"], seed=given["seed"])
     file = given["prompts"]
-    prompts = COPY_HEAVY if file is None else local_path("prompts", file, str(COPY_HEAVY))
+    shipped = COPY_HEAVY if file is None else SHIPPED.get(file)
+    prompts = shipped or local_path("prompts", file, str(COPY_HEAVY))
     return Plan(
         config=o.config(given, max_sequences=given["batch"]),
-        prompts=read_prompts(prompts, given["limit"]),
+        prompts=read_prompts(prompts, given["limit"], given["each"]),
         modes=modes,
         new_tokens=given["new_tokens"],
         temperature=given["temperature"],
@@ -133,3 +139,26 @@ def _show(result: dict[str, Any]) -> None:
             row["tokens_sha256"][:8],
         )
     Console().print(table)
+    _show_categories(result["rows"])
+
+
+def _show_categories(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("category", "mode", "tok/s", "speedup", "length", "by position", box=None)
+    categories = rows[0]["categories"] if rows else {}
+    for category in categories if len(categories) > 1 else ():
+        for row in rows:
+            part = row["categories"][category]
+            table.add_row(
+                escape(category) or "-",
+                row["mode"],
+                f"{part['tok_s']:.2f}",
+                "-" if part["speedup"] is None else f"{part['speedup']:.2f}",
+                f"{part['acceptance_length']:.2f}",
+                " ".join(f"{share:.0%}" for share in part["acceptance_by_position"]) or "-",
+            )
+    if table.row_count:
+        Console().print(table)

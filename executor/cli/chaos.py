@@ -44,8 +44,8 @@ def chaos(
     speculator: Annotated[
         str | None,
         typer.Option(
-            help="What drafts. If not given, ngram; with --engine toy, a toy that is often right.",
-            metavar="off|ngram|suffix|MODEL",
+            help="What drafts. If not given, auto; with --engine toy, a toy that is often right.",
+            metavar="off|ngram|suffix|eagle|cascade|MODEL",
             rich_help_panel="Model",
         ),
     ] = None,
@@ -134,7 +134,7 @@ def _speculator(given: dict[str, Any]) -> str:
     if given["speculator"] is not None:
         return str(given["speculator"])
     if given["engine"] != "toy":
-        return "ngram"
+        return "auto"
     return ",".join(filter(None, (given["target"] or "vocabulary=256", _OFTEN_RIGHT)))
 
 

@@ -28,7 +28,7 @@ def generate(
     system: o.System = None,
     raw: o.Raw = False,
     target: o.Target = None,
-    speculator: o.Speculator = "ngram",
+    speculator: o.Speculator = "auto",
     num_speculative_tokens: o.NumSpeculativeTokens = None,
     engine: o.Engine = "native",
     dtype: o.Dtype = "bf16",

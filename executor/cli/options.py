@@ -44,7 +44,11 @@ def _flag(panel: str, name: str, text: str) -> Any:
 
 Target = Annotated[str | None, _model("MODEL", "Alias, checkpoint directory or hub id.", "smollm2-135m")]
 Speculator = Annotated[
-    str, _model("off|ngram|suffix|MODEL", "What drafts: nothing, lookups, or a small model.")
+    str,
+    _model(
+        "off|ngram|suffix|eagle|cascade|MODEL",
+        "What drafts: nothing, lookups, a head, both, or a small model.",
+    ),
 ]
 NumSpeculativeTokens = Annotated[int | None, _model("K", "Longest draft in tokens, from 1 to 32.", "5")]
 Engine = Annotated[str, _model("native|hf|toy", "Code that runs the models.")]

@@ -13,7 +13,8 @@ def swap_speculator(
     model: Annotated[
         str,
         typer.Argument(
-            help="off, ngram, suffix, an alias, a checkpoint directory or a hub id.", metavar="MODEL"
+            help="off, ngram, suffix, eagle, cascade, an alias, a checkpoint directory or a hub id.",
+            metavar="MODEL",
         ),
     ],
     pid: options.Pid = None,
@@ -31,10 +32,11 @@ def swap_speculator(
 
 def from_anywhere(model: str) -> str:
     """The executor runs in another directory, so that of a checkpoint is given in full."""
-    from executor.config import local_path
+    from executor.config import SPECULATORS, local_path
+    from executor.heads import SUFFIX
     from executor.models import ALIASES
 
-    if model in ("", "off", "ngram", "suffix", *ALIASES):
+    if model in ("", *SPECULATORS, *ALIASES):
         return model
     path = local_path("model", model, "ngram")
-    return str(path.absolute()) if os.path.isdir(path) else model
+    return str(path.absolute()) if os.path.isdir(path) or path.suffix == SUFFIX else model

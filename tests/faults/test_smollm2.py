@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from executor import LLM, SamplingParams, Timeouts
+from executor import LLM, Recovery, SamplingParams, Timeouts
 from executor.prune import prune
 
 if TYPE_CHECKING:
@@ -61,3 +61,22 @@ def test_no_token_changes(faults, llm, undisturbed, lane, number):
     assert [stream.completion.token_ids for stream in streams] == undisturbed
     assert [each.process for each in llm.coordinator.lanes if each.name != lane] == survivors
     faults.wait_for(lambda: llm.coordinator.deaths[lane] == 1)  # a stopped one is ended some seconds later
+
+
+def test_a_head_that_takes_over_is_handed_the_rows_that_it_needs(faults, smollm2):
+    """It drafts on within a sequence of which its predecessor alone had seen the beginning."""
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    with LLM(target=str(smollm2), speculator="off") as llm:
+        (expected,) = llm.generate(PROMPTS[0], params, progress=False)
+    spare = Recovery(standby=("speculator",))
+    with LLM(target=str(smollm2), speculator="eagle", num_speculative_tokens=3, recovery=spare) as llm:
+        stream = llm.stream(PROMPTS[0], params)
+        rounds = iter(stream)
+        next(rounds)
+        llm.coordinator.lanes[1].process.kill(signal.SIGKILL)
+        faults.wait_for(lambda: llm.coordinator.restarts.get("speculator") == 1)
+        accepted = sum(llm.coordinator.stats.acceptance.accepted)
+        for _ in rounds:
+            pass
+        assert stream.completion.token_ids == expected.token_ids
+        assert sum(llm.coordinator.stats.acceptance.accepted) > accepted

@@ -93,3 +93,18 @@ def test_threads_change_no_token(plain, smollm2):
     dtype, expected = plain
     with LLM(target=str(smollm2), speculator="ngram", dtype=dtype, threads=1) as llm:
         assert texts(llm, together=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("speculator", "k"),
+    [
+        ("cascade", 7),
+        *(pytest.param(name, k, marks=pytest.mark.slow) for name, k in (("eagle", 4), ("suffix", 7))),
+    ],
+)
+def test_the_shipped_speculators_change_no_token(plain, smollm2, speculator, k):
+    dtype, expected = plain
+    with LLM(target=str(smollm2), speculator=speculator, num_speculative_tokens=k, dtype=dtype) as llm:
+        assert texts(llm, together=True) == expected
+        assert sum(llm.coordinator.stats.acceptance.accepted) > 0
+        assert texts(llm, together=False) == expected

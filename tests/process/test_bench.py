@@ -143,3 +143,22 @@ def test_invariance_refuses_what_does_not_fit(tmp_path) -> None:
     done = bench("invariance", "--target", str(tmp_path / "nothing"))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("speclane: error: --target ")
+
+
+def test_decode_reports_each_category(tmp_path) -> None:
+    options = ("--prompts", "lane-bench", "--each", "2", "--new-tokens", "6", "--repeat", "1", "--batch", "4")
+    done = bench("decode", *TOY, *DRAFT, *options, "--json")
+    assert done.returncode == 0
+    result = json.loads(done.stdout)
+    assert (result["prompts"], result["tokens_agree"]) == (16, True)
+    names = ["chat", "explain", "code", "math", "summarise", "edit", "creative", "extract"]
+    off, sequential = result["rows"]
+    for row in (off, sequential):
+        assert list(row["categories"]) == names
+        assert row["tokens"] == 16 * 6
+    for name in names:
+        plain, fast = off["categories"][name], sequential["categories"][name]
+        assert (plain["acceptance_length"], plain["speedup"]) == (1.0, 1.0)
+        assert fast["acceptance_length"] > 1
+        assert fast["speedup"] == pytest.approx(fast["tok_s"] / plain["tok_s"], rel=1e-2)
+    assert "extract" in bench("decode", *TOY, *DRAFT, *options).stdout

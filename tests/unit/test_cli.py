@@ -6,13 +6,14 @@ import hashlib
 import json
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 import typer
 
 from executor.bench import decode
 from executor.bench.percentile import percentile
-from executor.bench.prompts import COPY_HEAVY, read_prompts
+from executor.bench.prompts import COPY_HEAVY, LANE_BENCH, read_prompts
 from executor.cli import options, swap_speculator
 from executor.cli.complaint import complaint
 from executor.cli.prune import parse_layers
@@ -162,6 +163,16 @@ def test_shipped_prompts() -> None:
     assert len(prompts) == 8
     assert len({prompt.question_id for prompt in prompts}) == 8
     assert read_prompts(COPY_HEAVY, 3) == prompts[:3]
+
+
+def test_lane_bench_has_twenty_prompts_in_each_of_eight_categories() -> None:
+    prompts = read_prompts(LANE_BENCH)
+    counts = Counter(prompt.category for prompt in prompts)
+    assert set(counts.values()) == {20}
+    assert len(counts) == 8
+    assert len({prompt.text for prompt in prompts}) == len({prompt.question_id for prompt in prompts}) == 160
+    assert Counter(prompt.category for prompt in read_prompts(LANE_BENCH, each=3)) == dict.fromkeys(counts, 3)
+    assert read_prompts(LANE_BENCH, limit=5, each=3) == [*prompts[:3], *prompts[20:22]]
 
 
 def test_prompts_need_only_turns(tmp_path) -> None:

@@ -54,6 +54,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
             return st.tuples(*map(values, arguments))
     return {
         bool: st.booleans(),
+        bytes: st.binary(max_size=8),
         int: st.integers(-(2**63), 2**64 - 1),
         float: st.floats(allow_nan=False),
         str: st.text(st.characters(exclude_categories=["Cs"]), max_size=10),

@@ -225,3 +225,18 @@ def test_prompts_that_cannot_be_run(tokens, says):
 def test_prompts_that_can():
     check_prompt([0, 9], 10, 8)
     check_length(7, 8)
+
+
+@pytest.mark.parametrize("speculator", ["eagle", "cascade", "head.safetensors"])
+def test_heads_need_an_engine_that_shows_hidden_rows(speculator):
+    with pytest.raises(InvalidConfig, match="toy shows none; use --engine native, or try suffix") as refusal:
+        prepare(Config(engine="toy", speculator=speculator), print)
+    assert refusal.value.field == "speculator"
+
+
+def test_the_speculator_that_suits_the_target_is_taken_if_none_is_named():
+    assert Config().speculator == "cascade"
+    assert Config(target="smollm2-135m", speculator="auto").speculator == "cascade"
+    assert Config(engine="hf").speculator == "ngram"
+    assert Config(target="./other").speculator == "ngram"
+    assert Config(engine="toy").speculator == "ngram"

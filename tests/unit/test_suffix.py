@@ -14,8 +14,9 @@ from workers.sequence import LaneSequence
 from workers.speculator import Ask
 from workers.speculators import prior as priors
 from workers.speculators.calibration import Calibration
-from workers.speculators.lookup import Lookup
+from workers.speculators.lookup import Lookup, first_estimate
 from workers.speculators.prior import OF, Prior
+from workers.speculators.proposals import best
 from workers.speculators.suffix import SuffixSpeculator
 
 SAMPLING = SamplingSpec(0.0, 1.0, 0, 0.0, 0, 0, (), None)
@@ -37,6 +38,10 @@ def test_it_drafts_from_the_sequence_itself():
     speculator.open(sequence)
     assert drafts(speculator, sequence, 3) == [3, 4, 9]
     assert drafts(speculator, sequence, 0) == []
+    confidences: list[float] = []
+    speculator.propose([Ask(sequence, 3, confidences=confidences)])
+    assert len(confidences) == 3
+    assert all(0 < confidence < 1 for confidence in confidences)
     assert speculator.vocabulary.size == 0
     assert speculator.max_model_len == 4096
     assert speculator.notes == []
@@ -126,15 +131,24 @@ def test_contexts_have_the_same_fingerprint_one_by_one_and_in_columns(context):
     assert priors.keys(np.array([context]))[0] == priors._key(context)
 
 
+def test_contexts_of_small_numbers_do_not_collide():
+    contexts = [
+        [a, b, c][:length] for length in (1, 2, 3) for a in range(9) for b in range(9) for c in range(9)
+    ]
+    different = {tuple(context) for context in contexts}
+    assert len({priors._key(context) for context in different}) == len(different)
+
+
 def test_the_sequence_itself_counts_more_than_the_table(tmp_path):
     prior = table(tmp_path / "prior.safetensors", {(2,): (50, 4), (3,): (60, 16)})
-    lookup = Lookup(64, prior)
+    lookup = Lookup(64, prior, Calibration(first_estimate))
     sequence = opened(0, [1, 2, 3, 9, 1, 2])
     lookup.open(sequence)
     path = lookup.path(sequence)
-    assert path.best().token == 3
+    assert [proposal.token for proposal in path.proposals()] == [3, 50]
+    assert best(path.proposals()).token == 3
     path.go(3)
-    assert path.best().token in (9, 60)
+    assert [proposal.token for proposal in path.proposals()] == [9, 60]
 
 
 @pytest.mark.parametrize("content", [b"", b"no table", b"\x02\0\0\0\0\0\0\0{}"])

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from workers.speculators.calibration import Calibration
+from workers.pure_sampler import GREEDY_BELOW
 from workers.speculators.history import CONTEXTS, SEPARATOR, History
+from workers.speculators.proposals import Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from workers.sequence import LaneSequence
+    from workers.speculators.calibration import Calibration
     from workers.speculators.history import Guess, Walk
     from workers.speculators.prior import Prior, PriorWalk
 
@@ -29,25 +31,18 @@ class Kind(NamedTuple):
     length: int
     votes: int
     agreed: int
-
-
-class Proposal(NamedTuple):
-    """A token, and the probability that it is what the target says."""
-
-    token: int
-    expected: float
-    kind: Hashable
+    greedy: bool
 
 
 class Lookup:
-    """Sequences by number, what they share, and how good the sources are."""
+    """Sequences by number, and what they share. `calibration` says how good the sources are."""
 
-    def __init__(self, max_model_len: int, prior: Prior | None) -> None:
+    def __init__(self, max_model_len: int, prior: Prior | None, calibration: Calibration) -> None:
         self._max_model_len = max_model_len
+        self._calibration = calibration
         self._prior = prior
         self._own: dict[int, History] = {}
         self._shared = History(SHARED_TOKENS)
-        self.calibration = Calibration(_first_estimate)
 
     @property
     def nbytes(self) -> int:
@@ -72,37 +67,36 @@ class Lookup:
         walks: dict[str, Walk | PriorWalk] = {"own": own.walk(context), "shared": self._shared.walk(context)}
         if self._prior is not None:
             walks["prior"] = self._prior.walk(context)
-        return Path(walks, self.calibration)
+        greedy = sequence.sampling.temperature < GREEDY_BELOW
+        return Path(walks, self._calibration, greedy)
 
 
 class Path:
-    def __init__(self, walks: dict[str, Walk | PriorWalk], calibration: Calibration) -> None:
+    def __init__(self, walks: dict[str, Walk | PriorWalk], calibration: Calibration, greedy: bool) -> None:
         self._walks = walks
+        self._greedy = greedy
         self._calibration = calibration
 
-    def best(self) -> Proposal | None:
-        """The most promising next token."""
+    def proposals(self) -> list[Proposal]:
+        """What each source says is next, of those that say anything."""
         proposals = []
         for source, walk in self._walks.items():
             if (guess := walk.guess()) is not None:
-                kind = _kind(source, guess)
+                kind = _kind(source, guess, self._greedy)
                 proposals.append(Proposal(guess.token, self._calibration.expected(kind), kind))
-        return max(proposals, key=_expected, default=None)
+        return proposals
 
     def go(self, token: int) -> None:
         for walk in self._walks.values():
             walk.go(token)
 
 
-def _expected(proposal: Proposal) -> float:
-    return proposal.expected
+def _kind(source: str, guess: Guess, greedy: bool) -> Kind:
+    agreed = 8 * guess.votes // guess.places
+    return Kind(source, min(guess.length, 8), min(guess.votes, 3), agreed, greedy)
 
 
-def _kind(source: str, guess: Guess) -> Kind:
-    return Kind(source, min(guess.length, 8), min(guess.votes, 3), 8 * guess.votes // guess.places)
-
-
-def _first_estimate(kind: Hashable) -> float:
+def first_estimate(kind: Hashable) -> float:
     """A rough share of right guesses, until there are better figures."""
     assert isinstance(kind, Kind)
     return min(0.9, 0.08 + 0.07 * kind.length + 0.05 * kind.votes) * (kind.agreed + 1) / 9

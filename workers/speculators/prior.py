@@ -24,13 +24,14 @@ LONGEST = 4
 """Tokens of context at most."""
 OF = 16
 """Shares are kept as so many parts of one."""
-_MULTIPLIER = 0x9E3779B97F4A7C15
+_START, _MULTIPLIER = 0xD1B54A32D192ED03, 0x9E3779B97F4A7C15
+"""Odd numbers without a pattern: small ids must not cancel out."""
 _MASK64 = (1 << 64) - 1
 
 
 def keys(contexts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
     """Fingerprints of contexts [n, length]; those of other lengths differ, too. See `Prior._key`."""
-    mixed = np.full(len(contexts), contexts.shape[1], dtype=np.uint64)
+    mixed = np.full(len(contexts), _START * contexts.shape[1] & _MASK64, dtype=np.uint64)
     with np.errstate(over="ignore"):
         for column in contexts.T:
             mixed = (mixed ^ column.astype(np.uint64)) * np.uint64(_MULTIPLIER)
@@ -85,7 +86,7 @@ class PriorWalk:
 
 
 def _key(context: Sequence[int]) -> int:
-    mixed = len(context)
+    mixed = _START * len(context) & _MASK64
     for token in context:
         mixed = (mixed ^ token) * _MULTIPLIER & _MASK64
         mixed ^= mixed >> 29

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from ipc.messages import Vocabulary
 from workers.engines.weightless import Weightless
+from workers.speculators.calibration import Calibration
 from workers.speculators.history import TOKEN_BYTES
-from workers.speculators.lookup import Lookup
+from workers.speculators.lookup import Lookup, first_estimate
 from workers.speculators.prior import Prior
+from workers.speculators.proposals import Draft, Judge
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,10 +19,6 @@ if TYPE_CHECKING:
     from ipc.messages import LaneSpec
     from workers.sequence import LaneSequence
     from workers.speculator import Ask
-    from workers.speculators.lookup import Proposal
-
-LEAST_REACH = 0.02
-"""A draft ends where the target gets to with a smaller probability: verifying a token is not quite free."""
 
 
 class SuffixSpeculator(Weightless):
@@ -28,8 +26,9 @@ class SuffixSpeculator(Weightless):
         super().__init__(spec.max_sequences, spec.max_model_len, TOKEN_BYTES)
         self._max_model_len = spec.max_model_len
         prior = Prior(FilePath(spec.prior)) if spec.prior else None
-        self._lookup = Lookup(spec.max_model_len, prior)
-        self._drafts: dict[int, tuple[int, list[Proposal]]] = {}
+        calibration = Calibration(first_estimate)
+        self._lookup = Lookup(spec.max_model_len, prior, calibration)
+        self._judge = Judge(calibration)
         self._notes = (
             []
             if prior is None
@@ -57,29 +56,19 @@ class SuffixSpeculator(Weightless):
 
     def close(self, sequence: LaneSequence) -> None:
         self._lookup.close(sequence)
-        self._drafts.pop(sequence.seq, None)
+        self._judge.forget(sequence)
 
     def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
-        return [self._propose(ask.sequence, ask.k) for ask in asks]
+        return [self._propose(ask) for ask in asks]
 
-    def _propose(self, sequence: LaneSequence, k: int) -> list[int]:
-        self._learn(sequence)
+    def _propose(self, ask: Ask) -> list[int]:
+        sequence = ask.sequence
+        self._judge.learn(sequence)
         path = self._lookup.path(sequence)
-        draft: list[Proposal] = []
-        reach = 1.0
-        while len(draft) < k and (best := path.best()) is not None:
-            reach *= best.expected
-            if reach < LEAST_REACH:
-                break
-            draft.append(best)
-            path.go(best.token)
-        self._drafts[sequence.seq] = len(sequence.tokens), draft
-        return [proposal.token for proposal in draft]
-
-    def _learn(self, sequence: LaneSequence) -> None:
-        """What became of the last draft: its guesses up to the first wrong one were judged."""
-        start, draft = self._drafts.pop(sequence.seq, (0, []))
-        for proposal, token in zip(draft, sequence.tokens[start:], strict=False):
-            self._lookup.calibration.note(proposal.kind, proposal.token == token)
-            if proposal.token != token:
-                break
+        draft = Draft(ask.k)
+        while not draft.full and (token := draft.add(path.proposals())) is not None:
+            path.go(token)
+        self._judge.remember(sequence, draft)
+        if ask.confidences is not None:
+            ask.confidences.extend(draft.expected)
+        return draft.tokens

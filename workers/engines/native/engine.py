@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from workers.attention import Tiling
     from workers.engines.engine import Sample
     from workers.engines.native.config import ModelConfig
+    from workers.engines.tap import Tap
     from workers.linear import MakeLinear, RowBuckets
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -98,6 +99,10 @@ class NativeEngine:
     @property
     def max_model_len(self) -> int:
         return self._max_model_len
+
+    @property
+    def layers(self) -> int:
+        return self._config.layers
 
     @property
     def pass_tokens(self) -> int:
@@ -175,12 +180,12 @@ class NativeEngine:
         self._kv.close(seq)
 
     @torch.inference_mode()
-    def forward(self, windows: Sequence[Window]) -> Tensor:
-        """See Engine. Raises ValueError, before anything changes, for a window that cannot be run."""
+    def forward(self, windows: Sequence[Window], tap: Tap | None = None) -> Tensor:
+        """See Engine and Tapped. Raises ValueError, before anything changes, for what cannot be run."""
         self._check(windows)
         for window in windows:
             self._kv.truncate(window.seq, window.start)
-        hidden = [self._run(part) for part in self._passes(windows)]
+        hidden = [self._run(part, tap) for part in self._passes(windows)]
         if not hidden:
             return torch.empty(0, self._vocabulary.size, device=self._device)
         return self._logits(hidden[0] if len(hidden) == 1 else torch.cat(hidden))
@@ -270,19 +275,35 @@ class NativeEngine:
         if part.tokens:
             yield part
 
-    def _run(self, part: _Pass) -> Tensor:
+    def _run(self, part: _Pass, tap: Tap | None) -> Tensor:
         """Hidden rows of one pass that logits are wanted of; a sequence grows only once its KV is there."""
         rows = self._rows.fit(len(part.tokens))
         padding = [0] * (rows - len(part.tokens))
         ids = torch.tensor(part.tokens + padding, device=self._device)
         positions = np.array(part.positions + padding, dtype=np.int64)
         step = self._attention.plan(part.spans, rows, self._sliding_window)
-        hidden = self._model.hidden(ids, positions, self._attention, step)
+        taps: dict[int, Tensor] = dict.fromkeys(tap.layers if tap else (), ids)
+        hidden = self._model.hidden(ids, positions, self._attention, step, taps)
+        if tap is not None:
+            self._fill(tap, part, [*taps.values(), hidden])
         for seq, span in zip(part.seqs, part.spans, strict=True):
             self._kv.append(seq, span.length)
         if len(part.wanted) == rows:
             return hidden
         return hidden.index_select(0, torch.tensor(part.wanted, dtype=torch.long, device=self._device))
+
+    def _fill(self, tap: Tap, part: _Pass, rows: list[Tensor]) -> None:
+        """`rows`: the hidden rows of a pass after each of the tap's layers and after the last."""
+        first = 0
+        for seq, span in zip(part.seqs, part.spans, strict=True):
+            wanted = tap.wanted(seq, span.start, span.length)
+            if wanted:
+                cut = slice(first + wanted.start, first + wanted.stop)
+                *lower, last = (part_rows[cut] for part_rows in rows)
+                joined = torch.cat((*lower, self._model.normed(last)), dim=1).to(torch.bfloat16)
+                data = joined.cpu().view(torch.int16).numpy().tobytes()
+                tap.keep(seq, span.start + wanted.start, len(wanted), data)
+            first += span.length
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """The output layer, in calls of whole buckets."""

@@ -1,0 +1,194 @@
+"""A drafting head: one decoder layer over the target's hidden rows, after EAGLE-3 (arXiv 2503.01840).
+
+Index i of a sequence joins the target's row of position i with the embedding of token i + 1, and guesses
+token i + 2. From there it goes on without the target: the head's own row takes the place of the target's.
+Keys and values of an index follow from that index alone, so a context can begin anywhere and be bounded.
+
+Owns weights and arithmetic; deploy/train/head.py is the same arithmetic to train by. Float32 on a CPU.
+Nothing here has to be exact: what is drafted never shows in the text.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from workers.engines.native.config import read_config
+from workers.engines.native.model import gated, rms_norm, rotate, rotations
+from workers.engines.native.weights import Checkpoint, Norm, Types, Weights
+from workers.linear import half, plain
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from ipc.messages import HeadSpec
+    from workers.linear import Linear
+
+_ROPE_THETA = 10000.0
+
+
+class Entry(NamedTuple):
+    """What a step starts from: a row [hidden], fused or of the step before, the token that follows it, the
+    row's position, and the context that the step's key and value join."""
+
+    row: Tensor
+    token: int
+    position: int
+    context: Context
+
+
+class Context:
+    """Keys and values of a sequence's latest indices, [kv_heads, room, head_dim] each. Those of drafts stand
+    at the end until they are dropped."""
+
+    def __init__(self, kv_heads: int, window: int, head_dim: int, device: torch.device) -> None:
+        self._window = window
+        self._keys = torch.zeros(kv_heads, 2 * window, head_dim, device=device)
+        self._values = torch.zeros_like(self._keys)
+        self._kept = 0
+        self.length = 0
+
+    def append(self, keys: Tensor, values: Tensor) -> None:
+        """[n, kv_heads, head_dim] each, n at most the window."""
+        count = len(keys)
+        if self.length + count > self._keys.shape[1]:
+            self._slide()
+        end = self.length + count
+        self._keys[:, self.length : end] = keys.transpose(0, 1)
+        self._values[:, self.length : end] = values.transpose(0, 1)
+        self.length = end
+
+    def keep(self) -> None:
+        """What there is so far is of committed tokens."""
+        self._kept = self.length
+
+    def drop_drafts(self) -> None:
+        self.length = self._kept
+
+    def clear(self) -> None:
+        self._kept = self.length = 0
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """The latest window's keys and values, [kv_heads, n, head_dim]."""
+        first = max(0, self.length - self._window)
+        return self._keys[:, first : self.length], self._values[:, first : self.length]
+
+    def _slide(self) -> None:
+        first = max(0, self.length - self._window)
+        for tensor in (self._keys, self._values):
+            tensor[:, : self.length - first] = tensor[:, first : self.length].clone()
+        self._kept = max(0, self._kept - first)
+        self.length -= first
+
+
+class Head:
+    def __init__(self, spec: HeadSpec, target: Path, device: torch.device, *, narrow: bool) -> None:
+        """`target`: its checkpoint, for embedding and output rows. `narrow`: keep weights in 16 bits.
+
+        Raises ValueError if the file is no head, or of another target; OSError if it cannot be read.
+        """
+        tensors = load_file(spec.file)
+        self._config = config = read_config(target)
+        self.device = device
+        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+        stored = Weights(Checkpoint(target), config, Types(dtype, device))
+        self._embedding = stored.embedding()
+        try:
+            self.tokens = tensors.pop("draft_to_target").to(device)
+            output = (self._embedding if config.tied else stored.head())[self.tokens]
+            make = _narrow if narrow and device.type == "cpu" else _wide
+
+            def linear(*names: str) -> Linear:
+                return make(torch.cat([tensors[f"{name}.weight"] for name in names]).to(device, dtype))
+
+            def norm(name: str) -> Norm:
+                weight = tensors[f"{name}.weight"].to(device, torch.float32)
+                return Norm(weight * len(weight) ** 0.5, len(weight) * config.norm_eps)
+
+            self._fuse, self._qkv = linear("fuse"), linear("q_proj", "k_proj", "v_proj")
+            self._out, self._gate_up, self._down = (
+                linear("o_proj"),
+                linear("gate_up_proj"),
+                linear("down_proj"),
+            )
+            self._norm_embed, self._norm_feature = norm("norm_embed"), norm("norm_feature")
+            self._norm_mlp, self._norm_out = norm("norm_mlp"), norm("norm_out")
+        except KeyError as error:
+            raise ValueError(f"{spec.file} is no drafting head: it has no tensor {error}") from None
+        self._output = make(output.to(dtype))
+        rows, features = tensors["fuse.weight"].shape
+        if rows != config.hidden_size or 2 * features != spec.row_bytes:
+            raise ValueError(
+                f"{spec.file} is a head for rows of {rows}, but the target's are of {config.hidden_size}"
+            )
+        self.row_bytes, self.window = spec.row_bytes, spec.window
+        self._heads = len(tensors["q_proj.weight"]) // config.head_dim
+        self._kv_heads = len(tensors["k_proj.weight"]) // config.head_dim
+        self._dtype = dtype
+        exponent = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
+        self._frequencies = (_ROPE_THETA**-exponent).astype(np.float32)
+
+    def context(self) -> Context:
+        return Context(self._kv_heads, self.window, self._config.head_dim, self.device)
+
+    def fuse(self, data: bytes) -> Tensor:
+        """Hidden rows as they came from the target → [n, hidden]."""
+        rows = torch.frombuffer(bytearray(data), dtype=torch.bfloat16).view(-1, self.row_bytes // 2)
+        return self._fuse(rows.to(self.device, self._dtype))
+
+    def absorb(self, rows: Tensor, tokens: Sequence[int], position: int, context: Context) -> None:
+        """Put rows [n, hidden] of positions from `position` on, each with its next token, into a context."""
+        skipped = max(0, len(rows) - self.window)
+        rows, tokens, position = rows[skipped:], tokens[skipped:], position + skipped
+        if not len(rows):
+            return
+        qkv = self._joined(rows, tokens, np.arange(position, position + len(rows)))
+        context.append(qkv[:, self._heads : -self._kv_heads], qkv[:, -self._kv_heads :])
+
+    def step(self, entries: Sequence[Entry]) -> tuple[Tensor, Tensor]:
+        """One step of several sequences: the rows to go on from, [n, hidden], and logits over `self.tokens`,
+        float32 [n, drafted vocabulary]."""
+        rows = torch.stack([entry.row for entry in entries])
+        positions = np.array([entry.position for entry in entries])
+        qkv = self._joined(rows, [entry.token for entry in entries], positions)
+        attended = torch.stack(
+            [self._attend(one, entry.context) for one, entry in zip(qkv, entries, strict=True)]
+        )
+        rows = rows + self._out(attended)
+        rows = rows + self._down(gated(self._gate_up(rms_norm(rows, self._norm_mlp))))
+        return rows, self._output(rms_norm(rows, self._norm_out)).float()
+
+    def _joined(self, rows: Tensor, tokens: Sequence[int], positions: np.ndarray) -> Tensor:
+        """Queries, keys and values [n, heads + 2 · kv_heads, head_dim], rotated."""
+        ids = torch.tensor(tokens, device=self.device)
+        embedded = rms_norm(F.embedding(ids, self._embedding).to(self._dtype), self._norm_embed)
+        x = torch.cat((embedded, rms_norm(rows, self._norm_feature)), dim=1)
+        qkv = self._qkv(x).view(len(rows), -1, self._config.head_dim)
+        rotate(qkv[:, : -self._kv_heads], rotations(positions, self._frequencies).to(self.device))
+        return qkv
+
+    def _attend(self, qkv: Tensor, context: Context) -> Tensor:
+        """One row's [heads + 2 · kv_heads, head_dim], whose key and value join the context → [hidden]."""
+        context.append(qkv[None, self._heads : -self._kv_heads], qkv[None, -self._kv_heads :])
+        keys, values = context.read()
+        queries = qkv[: self._heads].view(self._kv_heads, -1, self._config.head_dim)
+        weights = torch.softmax(queries @ keys.transpose(1, 2) * self._config.head_dim**-0.5, dim=-1)
+        return (weights @ values).view(-1)
+
+
+def _wide(weight: Tensor) -> Linear:
+    return plain(weight, None)
+
+
+def _narrow(weight: Tensor) -> Linear:
+    try:
+        return half(weight, None)
+    except (RuntimeError, AttributeError):  # not in this build of torch, or not for this CPU or these weights
+        return plain(weight, None)

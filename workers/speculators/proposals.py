@@ -1,0 +1,84 @@
+"""Guesses for the next token from several sources, which of them to take, and what became of them.
+
+A source can say of what kind its guess is; what such guesses were worth so far is its expected worth now.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
+    from workers.sequence import LaneSequence
+    from workers.speculators.calibration import Calibration
+
+LEAST_REACH = 0.02
+"""A draft ends where the target gets to with a smaller probability: verifying a token is not quite free."""
+
+
+class Proposal(NamedTuple):
+    """A token, the probability that it is what the target says, and the kind of guess that it is."""
+
+    token: int
+    expected: float
+    kind: Hashable
+
+
+def best(proposals: Iterable[Proposal]) -> Proposal | None:
+    """The most promising; the first of those that are tied."""
+    return max(proposals, key=lambda proposal: proposal.expected, default=None)
+
+
+class Draft:
+    """A draft in the making: `tokens`, how probable each is after those before it, and `reach`, the
+    probability that the target gets to the end."""
+
+    def __init__(self, k: int) -> None:
+        self.tokens: list[int] = []
+        self.expected: list[float] = []
+        self.reach = 1.0
+        self.steps: list[list[Proposal]] = []
+        self._k = k
+
+    @property
+    def full(self) -> bool:
+        return len(self.tokens) == self._k
+
+    def add(self, proposals: list[Proposal]) -> int | None:
+        """Take the best of what was proposed; the token, or None if the draft ends here."""
+        chosen = best(proposals)
+        if chosen is None or self.reach * chosen.expected < LEAST_REACH:
+            return None
+        self.reach *= chosen.expected
+        self.steps.append(proposals)
+        self.tokens.append(chosen.token)
+        self.expected.append(chosen.expected)
+        return chosen.token
+
+
+class Judge:
+    """Remembers the last draft of each sequence until the target's own tokens are there to compare."""
+
+    def __init__(self, calibration: Calibration) -> None:
+        self._calibration = calibration
+        self._drafts: dict[int, tuple[int, Draft]] = {}
+
+    def remember(self, sequence: LaneSequence, draft: Draft) -> None:
+        self._drafts[sequence.seq] = len(sequence.tokens), draft
+
+    def learn(self, sequence: LaneSequence) -> None:
+        """Every proposal is judged that was made after what the target then said itself."""
+        start, draft = self._drafts.pop(sequence.seq, (0, None))
+        if draft is None:
+            return
+        for proposals, drafted, token in zip(
+            draft.steps, draft.tokens, sequence.tokens[start:], strict=False
+        ):
+            for proposal in proposals:
+                self._calibration.note(proposal.kind, proposal.token == token)
+            if drafted != token:
+                break
+
+    def forget(self, sequence: LaneSequence) -> None:
+        self._drafts.pop(sequence.seq, None)
