@@ -8,8 +8,14 @@ from __future__ import annotations
 import json
 import logging
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 log = logging.getLogger("speclane")
+listeners: list[Callable[[int, str, dict[str, str]], None]] = []
+"""Hear of every event, at any level: its level, name, fields. Called where it happens, in any thread."""
 
 _PLAIN = re.compile(r"[\w.:,/@+-]+")
 
@@ -17,6 +23,8 @@ _PLAIN = re.compile(r"[\w.:,/@+-]+")
 def record(level: int, event: str, **fields: object) -> None:
     """One line at `level` (as in logging). Fields that are None are left out."""
     log.log(level, "%s", line(event, **fields))
+    for listener in list(listeners):
+        listener(level, event, {key: str(value) for key, value in fields.items() if value is not None})
 
 
 def line(event: str, **fields: object) -> str:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _json = msgspec.json.Encoder()
 _JSON_HEADERS = [(b"content-type", b"application/json")]
-_STREAM_HEADERS = [
+STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -46,7 +46,7 @@ class Whole:
         self._shape = shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watcher = asyncio.create_task(_hang_up(receive, self._generation.cancel))
+        watcher = asyncio.create_task(hang_up(receive, self._generation.cancel))
         try:
             body = _json.encode(self._shape.whole(await self._generation.finished()))
         finally:
@@ -68,13 +68,13 @@ class Streamed:
         self._opened: set[int] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watcher = asyncio.create_task(_hang_up(receive, self._generation.cancel))
+        watcher = asyncio.create_task(hang_up(receive, self._generation.cancel))
         started = False
         try:
             async for data in self._events():
                 if not started:
                     started = True
-                    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+                    await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         except ApiError as error:
             if not started:
@@ -114,8 +114,8 @@ class Streamed:
         return said
 
 
-async def _hang_up(receive: Receive, cancel: Callable[[], None]) -> None:
-    """Once the body has been read, what comes next is that the client is gone."""
+async def hang_up(receive: Receive, cancel: Callable[[], None]) -> None:
+    """Once the body has been read, all that can come is that the client is gone."""
     with suppress(asyncio.CancelledError):
         while (await receive())["type"] != "http.disconnect":
             pass

@@ -26,7 +26,6 @@ from executor.server.bodies import (
     decode,
 )
 from executor.server.errors import ApiError, refuse
-from executor.server.guard import Guard
 from executor.server.metrics import CONTENT_TYPE
 
 if TYPE_CHECKING:
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
     from executor.llm import LLM
     from executor.server.bodies import Sampled
     from executor.server.generation import Desk, Job
+    from executor.server.guard import Guard
     from executor.server.metrics import Metrics
-    from executor.server.options import ServerOptions
     from executor.server.shape import Shape
     from executor.server.speculator import SpeculatorSwitch
 
@@ -51,14 +50,21 @@ class Api:
     """The endpoints of one executor."""
 
     def __init__(
-        self, llm: LLM, options: ServerOptions, desk: Desk, switch: SpeculatorSwitch, metrics: Metrics
+        self,
+        llm: LLM,
+        model: str,
+        guard: Guard,
+        desk: Desk,
+        switch: SpeculatorSwitch,
+        metrics: Metrics,
     ) -> None:
+        """`model`: what clients call it."""
         self._llm = llm
         self._desk = desk
         self._switch = switch
         self._metrics = metrics
-        self._guard = Guard(options.api_key, options.max_body)
-        self._model = options.model_name or llm.config.target
+        self._guard = guard
+        self._model = model
         self._created = int(llm.coordinator.health.since)
 
     def routes(self) -> list[Route]:
@@ -207,17 +213,17 @@ class Api:
         }
 
 
-def application(api: Api, options: ServerOptions, routes: Sequence[Route] = ()) -> Starlette:
-    """`routes`: beside those of the API."""
+def application(routes: Sequence[Route], cors_origins: Sequence[str]) -> Starlette:
+    """`cors_origins`: whose pages may call this from a browser."""
     cors = Middleware(
         CORSMiddleware,
-        allow_origins=list(options.cors_origins),
+        allow_origins=list(cors_origins),
         allow_methods=["GET", "POST"],
         allow_headers=["authorization", "content-type"],
     )
     return Starlette(
-        routes=[*api.routes(), *routes],
-        middleware=[cors] if options.cors_origins else [],
+        routes=routes,
+        middleware=[cors] if cors_origins else [],
         exception_handlers={
             ApiError: errors.on_api_error,
             SpeclaneError: errors.on_executor_error,

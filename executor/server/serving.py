@@ -17,7 +17,10 @@ from executor.errors import InvalidConfig, SpeclaneError
 from executor.events import record
 from executor.server.app import Api, application
 from executor.server.generation import Desk
+from executor.server.guard import Guard
+from executor.server.live import Live
 from executor.server.metrics import Metrics
+from executor.server.page import Page
 from executor.server.speculator import SpeculatorSwitch
 
 if TYPE_CHECKING:
@@ -98,12 +101,16 @@ class Server:
     async def _serve(self) -> None:
         options, llm = self._options, self._llm
         self._loop = asyncio.get_running_loop()
-        metrics = Metrics(llm, options.model_name or llm.config.target)
+        model = options.model_name or llm.config.target
+        metrics = Metrics(llm, model)
+        guard = Guard(options.api_key, options.max_body)
         self._desk = Desk(llm, options.max_queue, options.request_timeout, metrics)
-        api = Api(llm, options, self._desk, SpeculatorSwitch(llm), metrics)
+        api = Api(llm, model, guard, self._desk, SpeculatorSwitch(llm), metrics)
+        live = Live(llm, model, self._desk.draining)
+        routes = [*api.routes(), *Page(live, guard).routes()]
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
-                application(api, options),
+                application(routes, options.cors_origins),
                 log_config=None,
                 access_log=False,
                 lifespan="off",
@@ -119,6 +126,7 @@ class Server:
                 await self._uvicorn.serve(sockets=[self._bound])
             finally:
                 watcher.cancel()
+                live.close()
         health = llm.coordinator.health
         if health.state == "failed":
             raise SpeclaneError(f"the executor failed: {health.reason}")
