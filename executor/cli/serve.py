@@ -45,7 +45,7 @@ def serve(
         list[str] | None, _server("ORIGIN", "Let pages of this origin call; repeatable.", "none")
     ] = None,
     target: o.Target = None,
-    speculator: o.Speculator = "ngram",
+    speculator: o.Speculator = "auto",
     num_speculative_tokens: o.NumSpeculativeTokens = None,
     speculative_config: o.SpeculativeConfig = None,
     engine: o.Engine = "native",

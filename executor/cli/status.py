@@ -31,6 +31,7 @@ def as_dict(reported: "Reported") -> dict[str, Any]:
         "health": msgspec.structs.asdict(status.health),
         "lanes": [msgspec.structs.asdict(lane) for lane in status.lanes],
         "totals": msgspec.structs.asdict(status.totals),
+        "load": msgspec.structs.asdict(status.load),
         "dropped": msgspec.structs.asdict(reported.dropped),
     }
 
