@@ -21,6 +21,8 @@ _NOT_DASHED = {
     "destination": "DESTINATION",
     "model": "MODEL",
     "stop_token_ids": "--stop-token-id",
+    "bad_words": "--bad-word",
+    "grammar": "--json-schema, --regex or --choice",
 }
 _EXAMPLES = {
     "seed": 42,

@@ -57,6 +57,13 @@ def generate(
     stop_token_id: o.StopTokenId = None,
     ignore_eos: o.IgnoreEos = False,
     logprobs: o.Logprobs = None,
+    presence_penalty: o.PresencePenalty = None,
+    frequency_penalty: o.FrequencyPenalty = None,
+    repetition_penalty: o.RepetitionPenalty = None,
+    bad_word: o.BadWord = None,
+    json_schema: o.JsonSchema = None,
+    regex: o.Regex = None,
+    choice: o.Choice = None,
     as_json: o.Json = False,
     verbose: o.Verbose = False,
 ) -> None:

@@ -16,6 +16,7 @@ from executor.errors import InvalidConfig, InvalidRequest
 
 if TYPE_CHECKING:
     from executor.config import Config
+    from executor.grammar import Grammar
     from executor.sampling import SamplingParams
 
 
@@ -134,6 +135,20 @@ Logprobs = Annotated[
     int | None, _sampling("N", "With --json: log-probability of each token and of N alternatives.")
 ]
 
+PresencePenalty = Annotated[
+    float | None, _sampling("P", "Taken from the logit of each token that was generated; -2 to 2.", "0")
+]
+FrequencyPenalty = Annotated[float | None, _sampling("P", "The same, each time that it was generated.", "0")]
+RepetitionPenalty = Annotated[
+    float | None, _sampling("P", "Divides the logits of tokens in prompt and text.", "1")
+]
+BadWord = Annotated[list[str] | None, _sampling("TEXT", "Never generate this; repeatable.")]
+JsonSchema = Annotated[
+    str | None, _sampling("FILE", "The answer is JSON of the JSON Schema in this file; - is any JSON object.")
+]
+Regex = Annotated[str | None, _sampling("REGEX", "The answer matches this regular expression.")]
+Choice = Annotated[list[str] | None, _sampling("TEXT", "The answer is one of these; repeatable.")]
+
 Raw = Annotated[bool, _flag("Prompt", "--raw", "Send the prompt as it is, without the chat template.")]
 System = Annotated[str | None, _option("Prompt", "TEXT", "System message of the chat.")]
 Pid = Annotated[
@@ -151,6 +166,7 @@ _TIMEOUTS = {name: f"{name}_timeout" for name in ("load", "draft", "verify", "ha
 _PARAMS = (
     *("max_tokens", "min_tokens", "ignore_eos", "logprobs", "seed"),
     *("temperature", "top_p", "top_k", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
 
 
@@ -181,8 +197,49 @@ def sampling(given: Mapping[str, Any]) -> "SamplingParams":
     from executor.sampling import SamplingParams
 
     chosen = {name: given[name] for name in _PARAMS if given.get(name) is not None}
-    stops = tuple(valid_text("stop", text) for text in given.get("stop") or ())
-    return SamplingParams(**chosen, stop=stops, stop_token_ids=tuple(given.get("stop_token_id") or ()))
+    return SamplingParams(
+        **chosen,
+        stop=tuple(valid_text("stop", text) for text in given.get("stop") or ()),
+        stop_token_ids=tuple(given.get("stop_token_id") or ()),
+        bad_words=tuple(valid_text("bad_word", text) for text in given.get("bad_word") or ()),
+        grammar=_grammar(given),
+    )
+
+
+def _grammar(given: Mapping[str, Any]) -> "Grammar | None":
+    """Of the one option that asks for a form. Raises InvalidRequest."""
+    asked = [name for name in ("json_schema", "regex", "choice") if given.get(name)]
+    if not asked:
+        return None
+    if len(asked) > 1:
+        first, second = (f"--{name.replace('_', '-')}" for name in asked[:2])
+        raise InvalidRequest(asked[1], f"{second} contradicts {first}; leave one of them out")
+    from executor.grammar import Grammar
+
+    (name,) = asked
+    try:
+        if name == "regex":
+            return Grammar("regex", valid_text("regex", given["regex"]))
+        if name == "choice":
+            return Grammar("choice", [valid_text("choice", text) for text in given["choice"]])
+        if given["json_schema"] == "-":
+            return Grammar("json_object")
+        return Grammar("json_schema", _schema(given["json_schema"]))
+    except InvalidRequest as error:
+        raise InvalidRequest(name, str(error)) from None
+
+
+def _schema(file: str) -> str:
+    from executor.config import local_path
+
+    try:
+        return local_path("json_schema", file, "schema.json").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no UTF-8"
+        raise InvalidRequest(
+            "json_schema",
+            f"--json-schema {file}: {reason}; try a file with a JSON Schema, or - for any object",
+        ) from None
 
 
 def valid_text(name: str, text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 import tokenizers
+
+from executor.cli.run import run as command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,6 +116,67 @@ def test_sampling_options_arrive() -> None:
     assert stopped["finish_reason"] == "length"
     likely = generate_json("--max-tokens", "20", "--temperature", "5", "--top-k", "1")
     assert likely["token_ids"] == tokens
+
+
+def test_what_restricts_tokens_arrives(capsys) -> None:
+    given = (
+        "generate",
+        *TOY,
+        "--prompt",
+        "hello",
+        "--max-tokens",
+        "150",
+        "--seed",
+        "3",
+        "--temperature",
+        "1",
+    )
+    outputs = set()
+    for options in (
+        (),
+        ("--presence-penalty", "2"),
+        ("--frequency-penalty", "2"),
+        ("--repetition-penalty", "5"),
+        [word for letter in "abcdefghijklmnopqrstuvwxyz" for word in ("--bad-word", letter)],
+    ):
+        assert command([*given, *options]) == 0
+        outputs.add(capsys.readouterr().out)
+    assert len(outputs) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            ("--presence-penalty", "3"),
+            "--presence-penalty must be at least -2 and at most 2, got 3.0; try 0.5",
+        ),
+        (("--bad-word", ""), "--bad-word: bad words must be non-empty text"),
+        (("--regex", "[0-9"), "--regex cannot be followed: "),
+        (("--regex", "a", "--choice", "b"), "--choice contradicts --regex; leave one of them out"),
+        (("--json-schema", "nothing"), "--json-schema nothing: No such file or directory; try a file"),
+        (("--choice", "a"), "a toy's tokens are no text; use --engine native"),
+    ],
+)
+def test_restrictions_that_cannot_be(options, says, capsys) -> None:
+    assert command(["generate", *TOY, "--prompt", "hello", *options]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert says in err
+
+
+@pytest.mark.model
+def test_an_answer_in_a_form(smollm2, tmp_path, capsys) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "integer", "minimum": 10, "maximum": 99}')
+    given = ("generate", "--target", str(smollm2), "--threads", "1", "--max-model-len", "128", "--prompt")
+    for options, form in (
+        (("--json-schema", str(schema)), "[1-9][0-9]\n"),
+        (("--regex", "(ab){1,3}c"), "(ab){1,3}c\n"),
+        (("--choice", "yes", "--choice", "no"), "(yes|no)\n"),
+    ):
+        assert command([*given, "A number?", *options]) == 0
+        assert re.fullmatch(form, capsys.readouterr().out)
 
 
 def test_text_on_stdout_and_the_rest_on_stderr() -> None:
