@@ -59,8 +59,8 @@ class Gpu(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Sizes in bytes. `torch`: version, cuda, gpus; or `error`. `gpus`: as the driver names them, None if there
-    is no driver. `mps`: where its daemon listens, if one does."""
+    """Sizes in bytes. `torch`: version, cuda, gpus; or `error`. `gpus`: as the driver names them, None if
+    there is no driver. `mps`: where its daemon listens, if one does."""
 
     cores: int
     flags: frozenset[str]
