@@ -25,19 +25,25 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2])]  # the packages, also 
 import prose  # noqa: E402
 import shards  # noqa: E402
 from dialogue import Dialogue, Markup  # noqa: E402
+from frequencies import tabulate  # noqa: E402
 from head import Head, Shape  # noqa: E402
 from learn import Learner, write  # noqa: E402
 from prompts import Prompts, belongs  # noqa: E402
 from simulate import simulate  # noqa: E402
 from teacher import Teacher  # noqa: E402
 
+from executor import shipped  # noqa: E402
 from executor.models import resolve  # noqa: E402
 from executor.tokenizer import Tokenizer  # noqa: E402
+from workers.speculators.prior import LONGEST  # noqa: E402
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from teacher import Lessons
 
 TAPS = (10, 20)
+SHIPPED = shipped.DIRECTORY / "smollm2-135m" / "head.safetensors"
 _K = 7
 _HELD_OUT_ROWS = 32
 console = Console(stderr=True)
@@ -56,11 +62,14 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python deploy/train", description=__doc__)
     parser.add_argument(
         "part",
-        choices=["all", "write", "learn"],
-        help="all: write and learn in turns; or write in one process and learn in another",
+        choices=["all", "write", "learn", "table"],
+        help="all: write and learn in turns; or write in one process and learn in another. "
+        "table: make prior.safetensors, for lookups, of what was written so far",
     )
     parser.add_argument("--out", type=Path, required=True, help="directory of shards, checkpoints and log")
-    parser.add_argument("--start", type=Path, help="head to start from; its draft_to_target is kept")
+    parser.add_argument(
+        "--start", type=Path, default=SHIPPED, help="head to start from; its draft_to_target is kept"
+    )
     parser.add_argument("--target", default="smollm2-135m", help="alias, checkpoint directory or hub id")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--threads", type=int, default=0, help="0: as many as torch takes")
@@ -90,6 +99,8 @@ class Training:
         self._tokenizer = Tokenizer(directory)
         self._markup = _markup(self._tokenizer)
         self._passages = self._gather()
+        if args.part == "table":
+            return
         self._teacher = Teacher(directory, TAPS, args.device)
         start = load_file(args.start)
         self._draft_to_target = start.pop("draft_to_target").to(args.device)
@@ -107,6 +118,9 @@ class Training:
 
     def run(self) -> None:
         args = self._args
+        if args.part == "table":
+            self._make_table()
+            return
         if args.part == "write":
             for number in range(args.shards):
                 self._write_shard(number)
@@ -219,7 +233,32 @@ class Training:
         if score.length > self._best:
             self._best = score.length
             tensors = {name: tensor.bfloat16() for name, tensor in learner.average.state_dict().items()}
-            write(self._args.out / "best.safetensors", tensors | {"draft_to_target": self._draft_to_target})
+            tensors["draft_to_target"] = self._draft_to_target
+            write(self._args.out / "best.safetensors", tensors, self._metadata)
+
+    @property
+    def _metadata(self) -> dict[str, str]:
+        """What a lane must know of a head before it loads it; see executor.heads."""
+        shape = Shape()
+        return {
+            "taps": ",".join(map(str, TAPS)),
+            "window": str(shape.window),
+            "hidden_size": str(shape.hidden),
+            "vocabulary": self._tokenizer.vocabulary.fingerprint,
+        }
+
+    def _make_table(self) -> None:
+        texts = []
+        for file in shards.present(self._args.out / "shards"):
+            lessons = shards.load(file)
+            for tokens, written in zip(lessons.tokens.numpy(), lessons.written.numpy(), strict=True):
+                texts += [tokens[max(0, start - LONGEST) : end] for start, end in _runs(written)]
+        table = tabulate([text.astype("int64") for text in texts])
+        columns = {name: torch.from_numpy(column.astype("int64")) for name, column in table._asdict().items()}
+        types = {"keys": torch.uint32, "tokens": torch.uint32, "shares": torch.uint8}
+        narrow = {name: column.to(types[name]) for name, column in columns.items()}
+        write(self._args.out / "prior.safetensors", narrow, {"vocabulary": self._metadata["vocabulary"]})
+        console.print(f"{len(table.keys)} contexts of {sum(map(len, texts))} tokens")
 
     def _save(self) -> None:
         self._learner.save(self._args.out / "learner.safetensors")
@@ -243,6 +282,17 @@ class Training:
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special=False)
+
+
+def _runs(flags: Iterable[bool]) -> Iterator[tuple[int, int]]:
+    """Begin and end of each run of true ones."""
+    start = None
+    for index, flag in enumerate([*flags, False]):
+        if flag and start is None:
+            start = index
+        elif not flag and start is not None:
+            yield start, index
+            start = None
 
 
 def _markup(tokenizer: Tokenizer) -> Markup:

@@ -30,10 +30,10 @@ _MASK64 = (1 << 64) - 1
 
 
 def keys(contexts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-    """Fingerprints of contexts [n, length]; those of other lengths differ, too. See `Prior._key`."""
-    mixed = np.full(len(contexts), _START * contexts.shape[1] & _MASK64, dtype=np.uint64)
+    """Fingerprints of contexts [n, length]; those of other lengths differ, too. See `_keys`."""
+    mixed = np.full(len(contexts), _START, dtype=np.uint64)
     with np.errstate(over="ignore"):
-        for column in contexts.T:
+        for column in contexts.T[::-1]:
             mixed = (mixed ^ column.astype(np.uint64)) * np.uint64(_MULTIPLIER)
             mixed ^= mixed >> np.uint64(29)
     return (mixed >> np.uint64(32)).astype(np.uint32)
@@ -63,10 +63,12 @@ class Prior:
 
     def guess(self, context: Sequence[int]) -> Guess | None:
         """By the longest context that is known; votes are parts of OF."""
-        for length in range(min(LONGEST, len(context)), 0, -1):
-            key = _key(context[-length:])
-            index = bisect_left(self._keys, key)
-            if index < len(self._keys) and self._keys[index] == key:
+        found = self._keys
+        made = _keys(context)
+        for length in range(len(made), 0, -1):
+            key = made[length - 1]
+            index = bisect_left(found, key)
+            if index < len(found) and found[index] == key:
                 return Guess(self._tokens[index], length, self._shares[index], OF)
         return None
 
@@ -85,9 +87,11 @@ class PriorWalk:
         self._context = [*self._context[1 - LONGEST :], token]
 
 
-def _key(context: Sequence[int]) -> int:
-    mixed = _START * len(context) & _MASK64
-    for token in context:
+def _keys(context: Sequence[int]) -> list[int]:
+    """Fingerprints of the last token, the last two … of a context: the latest is mixed in first."""
+    mixed, made = _START, []
+    for token in context[: -LONGEST - 1 : -1]:
         mixed = (mixed ^ token) * _MULTIPLIER & _MASK64
         mixed ^= mixed >> 29
-    return mixed >> 32
+        made.append(mixed >> 32)
+    return made
