@@ -9,7 +9,6 @@ import typer
 
 from executor.cli import options
 from executor.cli.output import write_json
-from executor.config import check_seconds
 from executor.errors import InvalidConfig
 
 
@@ -27,6 +26,7 @@ def top(
 
     from executor import control_client
     from executor.cli.top_view import TopView
+    from executor.config import check_seconds
 
     check_seconds("interval", interval, works=0.5)
     if count is not None:
