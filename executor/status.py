@@ -28,7 +28,8 @@ class HealthStatus(Record, frozen=True):
 
 
 class LaneStatus(Record, frozen=True):
-    """`pid` is None while it has no process. `busy_share`: part of its life that it computed, 0 … 1."""
+    """`pid` is None while it has no process. `busy_share`: part of its life that it computed, 0 … 1;
+    `busy_seconds`: so long. `reused_tokens`: of prompts, not computed since they had been for others."""
 
     lane: str
     state: str
@@ -39,6 +40,9 @@ class LaneStatus(Record, frozen=True):
     restarts: int
     busy_share: float
     orders: int
+    deaths: int = 0
+    busy_seconds: float = 0.0
+    reused_tokens: int = 0
 
 
 class Totals(Record, frozen=True):
@@ -53,25 +57,49 @@ class Totals(Record, frozen=True):
     broken: int
     catch_ups: int
     quarantined: int
+    preempted: int
     stale: int
 
 
+class LoadStatus(Record, frozen=True):
+    """As executor.stats.Load."""
+
+    running: int = 0
+    waiting: int = 0
+    tokens: int = 0
+
+
 class Status(Record, frozen=True):
+    """`drafted`, `accepted`: by position in the draft, since the start."""
+
     pid: int
     speculation: str
     health: HealthStatus
     lanes: list[LaneStatus]
     totals: Totals
+    load: LoadStatus = LoadStatus()
+    drafted: list[int] = []
+    accepted: list[int] = []
 
 
 def observe(coordinator: Coordinator, speculation: str) -> Status:
     """`speculation`: what drafts, as the user named it."""
-    restarts = coordinator.restarts
-    lanes = [_lane(lane, restarts.get(lane.name, 0)) for lane in coordinator.lanes]
-    return Status(os.getpid(), speculation, HealthStatus(*coordinator.health), lanes, _totals(coordinator))
+    restarts, deaths = coordinator.restarts, coordinator.deaths
+    # A copy, made in one step of the interpreter: the coordinator's thread goes on counting.
+    acceptance = Acceptance(dict(coordinator.stats.acceptance.outcomes))
+    return Status(
+        os.getpid(),
+        speculation,
+        HealthStatus(*coordinator.health),
+        [_lane(lane, restarts.get(lane.name, 0), deaths.get(lane.name, 0)) for lane in coordinator.lanes],
+        _totals(coordinator, acceptance),
+        LoadStatus(*coordinator.load),
+        acceptance.drafted,
+        acceptance.accepted,
+    )
 
 
-def _lane(lane: Lane, restarts: int) -> LaneStatus:
+def _lane(lane: Lane, restarts: int, deaths: int) -> LaneStatus:
     process = lane.process  # once: the coordinator's thread may set it to None at any time
     alive_ns = (time.monotonic() - lane.started_at) * 1e9
     return LaneStatus(
@@ -84,13 +112,14 @@ def _lane(lane: Lane, restarts: int) -> LaneStatus:
         restarts=restarts,
         busy_share=round(min(1.0, lane.busy_ns / alive_ns), 4) if alive_ns > 0 else 0.0,
         orders=lane.orders,
+        deaths=deaths,
+        busy_seconds=lane.busy_ns / 1e9,
+        reused_tokens=lane.reused,
     )
 
 
-def _totals(coordinator: Coordinator) -> Totals:
+def _totals(coordinator: Coordinator, acceptance: Acceptance) -> Totals:
     stats = coordinator.stats
-    # A copy, made in one step of the interpreter: the coordinator's thread goes on counting.
-    acceptance = Acceptance(dict(stats.acceptance.outcomes))
     return Totals(
         rounds=stats.rounds,
         tokens=acceptance.tokens,
@@ -101,5 +130,6 @@ def _totals(coordinator: Coordinator) -> Totals:
         broken=stats.broken,
         catch_ups=stats.catch_ups,
         quarantined=stats.quarantined,
+        preempted=stats.preempted,
         stale=coordinator.stale,
     )

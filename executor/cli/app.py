@@ -4,7 +4,20 @@ from typing import Annotated
 
 import typer
 
-from executor.cli import bench, chaos, generate, plan, prune, serve, status, swap_speculator, version
+from executor.cli import (
+    bench,
+    chaos,
+    chat,
+    doctor,
+    generate,
+    plan,
+    prune,
+    serve,
+    status,
+    swap_speculator,
+    top,
+    version,
+)
 from executor.cli.output import log_to_stderr, write
 
 app = typer.Typer(
@@ -31,11 +44,14 @@ def speclane(
 
 
 app.command()(serve.serve)
+app.command()(chat.chat)
 app.command()(generate.generate)
 app.command()(plan.plan)
 app.command()(prune.prune)
 app.command()(chaos.chaos)
 app.add_typer(bench.app, name="bench")
 app.command()(status.status)
+app.command()(top.top)
+app.command()(doctor.doctor)
 app.command("swap-speculator")(swap_speculator.swap_speculator)
 app.command()(version.version)

@@ -12,7 +12,7 @@ from executor.errors import InvalidConfig
 
 _OPTION = "speculative_config"
 _EXAMPLE = '{"method": "ngram", "num_speculative_tokens": 5}'
-_NAMED = ("ngram", "suffix", "eagle", "cascade")
+_OWN = ("ngram", "suffix", "eagle", "cascade")
 _MODEL_METHODS = ("draft_model",)
 _SAME_ANYWAY = {
     "draft_tensor_parallel_size": 1,
@@ -37,15 +37,17 @@ def speculative_config(text: str) -> dict[str, Any]:
         _refuse(f"must be an object, got {text[:40]!r}")
     chosen: dict[str, Any] = {}
     method, model = given.pop("method", None), given.pop("model", None)
-    named = str(method or model).strip("[]")  # vLLM spells the model of a lookup [ngram]
-    if named in _NAMED and (method is None or model is None or named == model.strip("[]")):
-        chosen["speculator"] = named
+    own = str(method or model).strip("[]")  # vLLM spells the model of a lookup [ngram]
+    if own == "eagle" and isinstance(model, str) and model != own:
+        chosen["speculator"] = model  # a head's file
+    elif own in _OWN:
+        chosen["speculator"] = own
     elif method in (None, *_MODEL_METHODS) and isinstance(model, str):
         chosen["speculator"] = model
     elif method in _MODEL_METHODS:
         _refuse(f"method {method} needs a model")
     elif method is not None:
-        known = ", ".join((*_NAMED, *_MODEL_METHODS))
+        known = ", ".join((*_OWN, *_MODEL_METHODS))
         _refuse(f"method {method!r} is not one of {known}")
     else:
         _refuse("has neither method nor model")

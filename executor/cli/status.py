@@ -31,6 +31,7 @@ def as_dict(reported: "Reported") -> dict[str, Any]:
         "health": msgspec.structs.asdict(status.health),
         "lanes": [msgspec.structs.asdict(lane) for lane in status.lanes],
         "totals": msgspec.structs.asdict(status.totals),
+        "load": msgspec.structs.asdict(status.load),
         "dropped": msgspec.structs.asdict(reported.dropped),
     }
 
@@ -57,6 +58,7 @@ def rows(status: "Status") -> list[str]:
             f"epoch {lane.epoch}",
             f"{lane.restarts} restarts",
             f"busy {lane.busy_share:.0%}",
+            f"{lane.reused_tokens} tokens reused",
             " ".join(filter(None, (lane.engine, lane.model))),
         )
         for lane in status.lanes
