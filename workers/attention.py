@@ -12,8 +12,9 @@ tries on the machine at hand whether this suffices, and falls back to one query 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ import torch
 
 from workers.blocks import BLOCK, BlockPool, blocks_for
 from workers.kv import PagedKV
+from workers.scratch import NONE, Attending, Need
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,14 +63,23 @@ Kernel = Callable[..., None]
 
 
 def blocked(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, reduction: int, out: Tensor
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    scale: float,
+    reduction: int,
+    out: Tensor,
+    scores: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> None:
     """out = softmax(scale · queries keysᵀ + mask) values, summed over `reduction` keys at a time (0: all).
 
     queries and out [batch, rows, head_dim], keys and values [batch, length, head_dim],
-    mask [batch, rows, length].
+    mask [batch, rows, length]. `scores` and `weights` are storage to work in, of the mask's shape.
     """
-    weights = torch.softmax(torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=scale), dim=-1)
+    scores = torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=scale, out=scores)
+    weights = torch.softmax(scores, dim=-1, out=weights)
     length = keys.shape[1]
     step = reduction or length
     torch.bmm(weights[:, :, :step], values[:, :step], out=out)
@@ -97,6 +108,22 @@ class Step:
     groups: tuple[Group, ...]
     outputs: int
     gather: Tensor
+    scratch: Attending = NONE.attending
+
+    def need(self, rows: int) -> Need:
+        """Storage for a pass of so many rows, padding included."""
+        groups = self.groups
+        return Need(
+            rows,
+            self.outputs,
+            max((len(group.queries) for group in groups), default=0),
+            max((len(group.keys) for group in groups), default=0),
+            max((group.mask.numel() for group in groups), default=0),
+        )
+
+    def within(self, scratch: Attending) -> Step:
+        """The same, to be run in this storage."""
+        return replace(self, scratch=scratch)
 
 
 class _Piece(NamedTuple):
@@ -166,16 +193,24 @@ class PagedAttention:
 
         qkv: contiguous [rows, query_heads + 2 · kv_heads, head_dim], queries before keys before values.
         """
-        kv = self.kv
+        kv, scratch = self.kv, step.scratch
         kv.write(layer, qkv[: step.tokens, self._query_heads :], step.places)
         heads = qkv.view(-1, kv.head_dim)
-        out = torch.empty((step.outputs, kv.head_dim), dtype=qkv.dtype, device=qkv.device)
+        out = scratch.outputs
+        if out is None:
+            out = torch.empty((step.outputs, kv.head_dim), dtype=qkv.dtype, device=qkv.device)
         for group in step.groups:
-            queries = heads.index_select(0, group.queries).view(group.pieces * kv.kv_heads, -1, kv.head_dim)
-            keys, values = kv.read(layer, group.keys, group.pieces, qkv.dtype)
+            room = _first(scratch.queries, len(group.queries))
+            queries = torch.index_select(heads, 0, group.queries, out=room)
+            queries = queries.view(group.pieces * kv.kv_heads, -1, kv.head_dim)
+            keys, values = kv.read(
+                layer, group.keys, group.pieces, qkv.dtype, scratch.gathered, scratch.widened
+            )
             result = out[group.out].view(queries.shape)
-            self._kernel(queries, keys, values, group.mask, scale, self.tiling.reduction, result)
-        return out.index_select(0, step.gather).view(-1, self._query_heads * kv.head_dim)
+            rooms = _rooms(scratch, group.mask)
+            self._kernel(queries, keys, values, group.mask, scale, self.tiling.reduction, result, *rooms)
+        attended = torch.index_select(out, 0, step.gather, out=scratch.attended)
+        return attended.view(-1, self._query_heads * kv.head_dim)
 
     def _batches(self, spans: Sequence[Span]) -> list[tuple[int, list[_Piece]]]:
         """Cut spans into tiles; those of the same size that see about as many blocks go together."""
@@ -238,6 +273,30 @@ class PagedAttention:
 
     def _tensor(self, index: np.ndarray) -> Tensor:
         return torch.from_numpy(index).to(self.kv.device)
+
+
+def _first(room: Tensor | None, count: int) -> Tensor | None:
+    return None if room is None else room[:count]
+
+
+def _rooms(scratch: Attending, mask: Tensor) -> tuple[Tensor, ...]:
+    """For scores and weights of a group, if there is scratch storage."""
+    if scratch.scores is None or scratch.weights is None:
+        return ()
+    count = mask.numel()
+    return scratch.scores[:count].view(mask.shape), scratch.weights[:count].view(mask.shape)
+
+
+def largest_need(tiling: Tiling, heads: tuple[int, int], rows: int, length: int) -> Need:
+    """What no pass of `rows` rows exceeds, over sequences of at most `length`; `heads`: of queries, of KV."""
+    query_heads, kv_heads = heads
+    widest = 1 if tiling.alone else min(rows, tiling.tiles[-1])
+    tile_of = {count: next(tile for tile in tiling.tiles if tile >= count) for count in range(1, widest + 1)}
+    padded = math.ceil(rows * max(tile / count for count, tile in tile_of.items()))
+    blocks = blocks_for(length) if tiling.alone else max(_CALL_BLOCKS, blocks_for(length))
+    outputs = padded * query_heads
+    scores = tile_of[widest] * query_heads * blocks * BLOCK
+    return Need(rows, outputs, outputs, 2 * kv_heads * blocks, scores)
 
 
 def prove_tiling(
