@@ -50,7 +50,6 @@ class PagedKV:
         self._rows = [layer.view(-1, head_dim) for layer in self._storage]
         heads = np.arange(2 * kv_heads, dtype=np.int64)
         self._first_piece = heads * self._blocks
-        self._buffers: dict[torch.dtype, Tensor] = {}
 
     def reserve(self, seq: int, count: int) -> None:
         """Make room for `count` more positions of a sequence. Raises MemoryError if there is none."""
@@ -86,25 +85,27 @@ class PagedKV:
         """Store rows [tokens, 2 · kv_heads, head_dim], the heads of the keys before those of the values."""
         self._rows[layer][places] = rows.to(self.dtype)
 
-    def read(self, layer: int, pieces: Tensor, sequences: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def read(
+        self,
+        layer: int,
+        pieces: Tensor,
+        sequences: int,
+        dtype: torch.dtype,
+        gathered: Tensor | None = None,
+        widened: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Keys and values [sequences · kv_heads, blocks · BLOCK, head_dim] that `pieces` names, in `dtype`.
 
-        They are overwritten by the next read.
+        `gathered` and `widened` are storage to work in, [at least as many pieces, BLOCK · head_dim], in the
+        type of the KV and in `dtype`: then the result stands there, until the next read.
         """
-        gathered = self._buffer(len(pieces), self.dtype)
-        torch.index_select(self._pieces[layer], 0, pieces, out=gathered)
+        count = len(pieces)
+        room = None if gathered is None else gathered[:count]
+        gathered = torch.index_select(self._pieces[layer], 0, pieces, out=room)
         if dtype != self.dtype:
-            gathered = self._buffer(len(pieces), dtype).copy_(gathered)
+            gathered = gathered.to(dtype) if widened is None else widened[:count].copy_(gathered)
         both = gathered.view(2, sequences * self.kv_heads, -1, self.head_dim)
         return both[0], both[1]
-
-    def _buffer(self, pieces: int, dtype: torch.dtype) -> Tensor:
-        """Of the largest size yet: memory that is used again is in the caches, and mapped."""
-        buffer = self._buffers.get(dtype)
-        if buffer is None or len(buffer) < pieces:
-            buffer = torch.empty(pieces, BLOCK * self.head_dim, dtype=dtype, device=self.device)
-            self._buffers[dtype] = buffer
-        return buffer[:pieces]
 
     def nbytes(self) -> int:
         """Address space taken; on a CPU only what was written is resident."""

@@ -21,6 +21,7 @@ from workers.engines.engine import Draw, Window
 from workers.footprint import Footprint, KvNeed
 from workers.kv import PagedKV
 from workers.sampler import Sampler
+from workers.workspace import Spec, Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from ipc.messages import LaneSpec, MemoryProfile, Vocabulary
     from workers.engines.engine import Sample
 
+UBATCH = 0
+"""A lane runs one batch at a time."""
 _GREEDY = SamplingSpec(0.0, 1.0, 0, 0.0, 0, 0, (), None)
 _FILTERED = SamplingSpec(1.0, 0.9, 0, 0.0, 0, 0, (), 1)
 
@@ -72,12 +75,14 @@ class PagedEngine(ABC):
         self._home = open_device(spec.device)
         self._device = torch.device(self._home.name)
         self._footprint = Footprint(self._home)
+        self.workspace: Workspace[Tensor] = Workspace(self._home, spec.lane)
         self._notes: list[str] = []
         with torch.inference_mode():
             self._form = self._load()
         self._vocabulary = vocabulary.read(Path(spec.model))
         self._sampler = Sampler(self._vocabulary.size, self._device)
         self._open: set[int] = set()
+        self.workspace.reserve(UBATCH, "confidences", Spec((spec.max_sequences,), torch.float32))
         self._footprint.loaded()
 
     # ------------------------------------------------------------ what a model has to say
@@ -132,7 +137,8 @@ class PagedEngine(ABC):
         form = self._form
         useful = self._spec.max_sequences * blocks_for(form.max_model_len) * BLOCK
         need = KvNeed(form.kv_bytes_per_token, BLOCK, useful)
-        measured = self._footprint.profile(self._run_worst, need, lambda: 0)
+        room = self.workspace
+        measured = self._footprint.profile(self._run_worst, need, lambda: room.nbytes, self._graph_bytes)
         self._make_kv(BlockPool(0))
         return measured
 
@@ -156,19 +162,30 @@ class PagedEngine(ABC):
     def capture(self) -> str:
         return "none"
 
-    def lock(self) -> None:  # noqa: B027  nothing to lock is no oversight
-        """Holds no workspace yet."""
+    def _graph_bytes(self) -> int:
+        """Of graphs such as `capture` makes."""
+        return 0
+
+    def lock(self) -> None:
+        self.workspace.lock()
 
     def _run_worst(self) -> None:
-        """Over storage that is thrown away; on a CPU, what of it is only read takes no memory."""
-        end, widest = self.max_model_len, min(self._spec.num_speculative_tokens + 1, self.max_model_len)
-        pool = BlockPool(self._spec.max_sequences * blocks_for(end), reuse=False)
+        """Over storage that is thrown away, and in which all sequences are one up to what they write.
+
+        On a CPU, what of it is only read takes no memory.
+        """
+        end, several = self.max_model_len, self._spec.max_sequences
+        longest, widest = min(self._form.pass_tokens, end), min(self._spec.num_speculative_tokens + 1, end)
+        own = blocks_for(longest) + 1 + several * (blocks_for(widest) + 1)
+        pool = BlockPool(blocks_for(end) + own, reuse=False)
         self._make_kv(pool)
-        seqs = self._open_unnamed(self._spec.max_sequences)
-        for seq in seqs:
-            pool.reserve(seq, end)
-            pool.append(seq, [0] * end)
-        longest = min(self._form.pass_tokens, end)
+        (first,) = self._open_unnamed(1)
+        pool.reserve(first, end)
+        pool.append(first, [0] * end)
+        seqs = [first, *(first - index for index in range(1, several))]
+        for seq in seqs[1:]:
+            pool.fork(first, seq)
+            self._open.add(seq)
         self.forward([Window(seqs[0], end - longest, [0] * longest, 1)])
         rows = self.forward([Window(seq, end - widest, [0] * widest, widest) for seq in seqs])
         self.sample(rows, [Draw(_FILTERED, 0, 0)] * len(rows))
@@ -209,6 +226,10 @@ class PagedEngine(ABC):
             self._kv.pool.truncate(window.seq, window.start)
         for window in windows:
             self._kv.reserve(window.seq, len(window.tokens))
+        return self._compute(windows)
+
+    def _compute(self, windows: Sequence[Window]) -> Tensor:
+        """Logits of windows that there is room for."""
         rows = []
         for part in self._passes(windows):
             found = self._run(part)
@@ -223,7 +244,8 @@ class PagedEngine(ABC):
         return self._sampler.sample(rows, draws)
 
     def confidences(self, rows: Tensor, tokens: Sequence[int]) -> list[float]:
-        return self._sampler.confidences(rows, tokens)
+        (room,) = self.workspace.take(UBATCH, "confidences", Spec((len(tokens),), torch.float32))
+        return self._sampler.confidences(rows, tokens, room)
 
     def _check(self, windows: Sequence[Window]) -> None:
         if len({window.seq for window in windows}) != len(windows):

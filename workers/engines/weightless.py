@@ -33,7 +33,7 @@ class Weightless:
         """Attends to nothing."""
 
     def profile(self) -> MemoryProfile:
-        return self._footprint.profile(lambda: None, self._need, lambda: 0)
+        return self._footprint.profile(lambda: None, self._need)
 
     def allocate(self, kv_tokens: int) -> None:
         self.pool = BlockPool(kv_tokens // BLOCK, reuse=self._reuses)

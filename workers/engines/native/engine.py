@@ -12,12 +12,18 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from workers.attention import PLAIN, PagedAttention, prove_tiling
+from workers import scratch
+from workers.attention import PLAIN, PagedAttention, largest_need
+from workers.blocks import BLOCK
 from workers.engines.native.config import read_config
+from workers.engines.native.decode import Decode
 from workers.engines.native.model import Model
 from workers.engines.native.weights import Checkpoint, Types, Weights
-from workers.engines.paged import Form, PagedEngine
+from workers.engines.paged import UBATCH, Form, PagedEngine
+from workers.graphs import Shape
 from workers.linear import ONE_BY_ONE, ROWS, WIDE_ROWS, choose, every_count, plain
+from workers.scratch import Widths
+from workers.tiling_proof import prove_tiling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,6 +60,7 @@ class NativeEngine(PagedEngine):
     def __init__(self, spec: LaneSpec, *, invariant: bool = True) -> None:
         self._invariant = invariant
         self._tap: Tap | None = None
+        self._decode: Decode | None = None
         super().__init__(spec)
 
     @property
@@ -70,6 +77,17 @@ class NativeEngine(PagedEngine):
             self._notes.append(_exactness(self._rows, self._head_rows, self._tiling))
         else:
             self._notes.append(_NOT_INVARIANT)
+        form, config = self._form, self._config
+        heads = config.query_heads, config.kv_heads
+        worst = largest_need(self._tiling, heads, form.pass_tokens, form.max_model_len)
+        wanted = scratch.specs(self._widths, worst, BLOCK)
+        self.workspace.reserve(UBATCH, "attention setup", *(spec for spec in wanted if spec is not None))
+        if self._home.captures:
+            most = Shape(self._spec.max_sequences, self._spec.num_speculative_tokens + 1)
+            self._decode = Decode(
+                *(self._model, config, self._widths, self.workspace, self._home, UBATCH, most),
+                max_model_len=form.max_model_len,
+            )
 
     def _load(self) -> Form:
         directory = Path(self._spec.model)
@@ -94,6 +112,17 @@ class NativeEngine(PagedEngine):
         checkpoint.check_all_taken()
         if self._device.type == "cpu":
             self._notes.append(_PRECISION)
+        self._widths = Widths(
+            hidden=config.hidden_size,
+            inner=config.intermediate_size,
+            query_heads=config.query_heads,
+            rotated=config.query_heads + config.kv_heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            head_norm=config.query_key_norm,
+            dtype=self._dtype,
+            kv_dtype=self._dtype,
+        )
         kv = config.layers, config.kv_heads, config.head_dim, self._dtype
         return Form(max_model_len, self._rows.largest, *kv)
 
@@ -103,8 +132,37 @@ class NativeEngine(PagedEngine):
         make, buckets = choose(samples, candidates)
         return make, buckets if self._invariant else every_count(candidates[-1])
 
+    def _run_worst(self) -> None:
+        """One layer takes as much memory as all, one after the other."""
+        layers, self._model.depth = self._model.depth, 1
+        super()._run_worst()
+        self._model.depth = layers
+
+    @torch.inference_mode()
+    def _graph_bytes(self) -> int:
+        return self._decode.graphs.measure(self._decode.shapes, self._decode.run) if self._decode else 0
+
+    @torch.inference_mode()
+    def capture(self) -> str:
+        if self._decode is None:
+            return "none"
+        self._decode.graphs.capture(self._decode.shapes, self._decode.run)
+        return f"{len(self._decode.shapes)} graphs"
+
     def _attach(self, kv: PagedKV) -> None:
         self._attention = PagedAttention(kv, self._config.query_heads, self._dtype, self._tiling)
+        if self._decode is not None:
+            self._decode.attach(self._attention)
+
+    def _compute(self, windows: Sequence[Window]) -> Tensor:
+        # Graphs end in logits: whoever taps what is below them takes the long way.
+        shape = self._decode.fits(windows) if self._decode and self._tap is None else None
+        if self._decode is None or shape is None:
+            return super()._compute(windows)
+        rows = self._decode.forward(shape, windows)
+        for window in windows:
+            self._kv.pool.append(window.seq, list(window.tokens))
+        return rows
 
     @torch.inference_mode()
     def forward(self, windows: Sequence[Window], tap: Tap | None = None) -> Tensor:
@@ -119,12 +177,13 @@ class NativeEngine(PagedEngine):
         ids = torch.tensor(part.tokens + padding, device=self._device)
         positions = np.array(part.positions + padding, dtype=np.int64)
         step = self._attention.plan(part.spans, rows, self._config.sliding_window)
+        room = scratch.take(self.workspace, UBATCH, self._widths, step.need(rows), BLOCK)
+        step = step.within(room.attending)
         taps: dict[int, Tensor] = dict.fromkeys(self._tap.layers if self._tap else (), ids)
-        hidden = self._model.hidden(ids, positions, self._attention, step, taps)
+        hidden = self._model.hidden(ids, positions, self._attention, step, taps, room.layers)
         if self._tap is not None:
             self._fill(self._tap, part, [*taps.values(), hidden])
-        if len(part.wanted) == rows:
-            return hidden
+        # A copy, since the next pass works in the same storage.
         return hidden.index_select(0, torch.tensor(part.wanted, dtype=torch.long, device=self._device))
 
     def _fill(self, tap: Tap, part: Pass, rows: list[Tensor]) -> None:
