@@ -120,17 +120,15 @@ class Walk:
         self._context = list(context[-MAX_MATCH:])
         self._places = history.places(self._context)
 
-    def guess(self) -> Guess | None:
-        """The most frequent next token, the latest of those that are tied."""
+    def guesses(self, most: int) -> list[Guess]:
+        """The most frequent next tokens, at most so many; of those that are tied the latest first."""
         votes: dict[int, int] = {}
         for _, place in self._places:
             token = self._history.token(place)
             votes[token] = votes.get(token, 0) + 1
         votes.pop(SEPARATOR, None)
-        if not votes:
-            return None
-        token = max(votes, key=votes.__getitem__)
-        return Guess(token, self._places[0][0], votes[token], len(self._places))
+        ranked = sorted(votes, key=votes.__getitem__, reverse=True)[:most]
+        return [Guess(token, self._places[0][0], votes[token], len(self._places)) for token in ranked]
 
     def go(self, token: int) -> None:
         """Let a token follow. Places at which another one did are dropped; if none is left, look again."""
