@@ -115,6 +115,7 @@ class Config:
     max_verify_tokens: tokens that one verification of all sequences takes at most, one of each that runs and
         their drafts; None is what the target runs in one pass. The guesses least likely right are left out.
     kv_tokens: tokens whose keys and values each lane holds at most; None is as many as can be of use and fit.
+    reuse_prefixes: whether a prompt that begins like an earlier one is spared computing that again.
     threads: threads of each lane's arithmetic on CPUs; None is all cores that this process may use.
     cache_dir: where fetched checkpoints are kept; None is $SPECLANE_CACHE, else the user's cache directory.
         Text will do; a leading ~ is the user's home.
@@ -131,6 +132,7 @@ class Config:
     max_sequences: int = 8
     memory_budget: int | None = None
     kv_tokens: int | None = None
+    reuse_prefixes: bool = True
     max_verify_tokens: int | None = None
     threads: int | None = None
     cache_dir: Path | None = None
@@ -169,6 +171,7 @@ class Config:
             _whole("memory_budget", self.memory_budget, 1, 1 << 50, str(4 * 10**9))
         if self.kv_tokens is not None:
             _whole("kv_tokens", self.kv_tokens, 1, 1 << 40, "8192")
+        _instance("reuse_prefixes", self.reuse_prefixes, bool, "True")
         if self.max_verify_tokens is not None:
             _whole("max_verify_tokens", self.max_verify_tokens, 1, 1 << 20, "64")
         if self.threads is not None:

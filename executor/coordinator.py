@@ -13,10 +13,11 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from functools import partial
-from logging import WARNING
+from logging import INFO, WARNING
 from typing import TYPE_CHECKING
 
-from executor import dialogue
+from executor import admission, dialogue
+from executor.admission import Demand, KvRoom
 from executor.collapse import Collapse
 from executor.commit import commit
 from executor.drafting import Drafting
@@ -88,6 +89,8 @@ class Coordinator:
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="speclane-coordinator", daemon=True)
         self.max_model_len = min(max_model_len, MAX_ARRAY_LENGTH)  # a history must fit into one message
+        self._context = self.max_model_len  # and this is what it would be, were there memory enough
+        self._room: KvRoom | None = None
 
     # ------------------------------------------------------------ any thread
 
@@ -104,8 +107,15 @@ class Coordinator:
         if self._failure is not None:
             raise self._failure
 
+    def check(self, prompt: int, max_tokens: int) -> None:
+        """Raises InvalidRequest for lengths in tokens that cannot be run, as far as that is known yet."""
+        check_length(prompt, self._context)
+        if self._room is not None:
+            admission.check_fits(prompt, max_tokens, self._demand(self._room), self._context)
+
     def submit(self, request: Request) -> None:
-        """Raises Closed, or what the executor failed of."""
+        """Raises Closed, or what the executor failed of; InvalidRequest as `check`."""
+        self.check(request.prompt_len, request.params.max_tokens)
         self._leave(lambda: self._inbox.append(request))
 
     def cancel(self, request: Request) -> None:
@@ -225,7 +235,9 @@ class Coordinator:
         self._target_vocabulary = target.vocabulary
         self._verify_tokens = self._max_verify_tokens or target.pass_tokens
         assert self._lanes.memory is not None, "lanes that serve have a plan"
-        self.max_model_len = min(self.max_model_len, target.max_model_len, self._lanes.memory.tokens)
+        self._context = min(self.max_model_len, target.max_model_len)
+        self.max_model_len = min(self._context, self._lanes.memory.tokens)
+        self._room = self._lanes.target.room
         for ready in filter(None, others):
             check_vocabulary(target.vocabulary, ready.vocabulary)
 
@@ -262,33 +274,54 @@ class Coordinator:
             self._ended.set()
 
     def _admit(self) -> None:
-        """Drop what was cancelled, then take waiting requests while there is room."""
+        """Drop what was cancelled, make room for those that go on, then let in who has room."""
         for request in [request for request in (*self._running, *self._inbox) if request.cancelled]:
             request.finish_reason = "cancelled"
             self._finish(request)
-        while self._inbox and len(self._running) < self._max_sequences:
-            request = self._inbox.popleft()
+        assert self._room is not None, "a lane that serves was told what it holds"
+        demand = self._demand(self._room)
+        for request in admission.leaving(self._running, demand):
+            self._preempt(request)
+        while self._inbox:
+            request = self._inbox[0]
             try:
-                # Checked by the caller, but perhaps before the target had said how much it holds.
-                check_length(len(request.tokens), self.max_model_len)
+                # Checked when it was submitted, but perhaps before the target had said how much it holds.
+                self.check(request.prompt_len, request.params.max_tokens)
             except InvalidRequest as error:
                 request.outputs.put(error)
             else:
+                if not admission.joins(request, self._running, self._max_sequences, demand):
+                    break
                 self._running.append(request)
+            self._inbox.popleft()
+
+    def _preempt(self, request: Request) -> None:
+        """It waits in front of all others, and will be told to the lanes anew as far as it has got."""
+        self._running.remove(request)
+        dialogue.forget(self._lanes, request)
+        request.gen += 1
+        request.pending = False
+        self._inbox.appendleft(request)
+        self.stats.preempted += 1
+        record(INFO, "sequence_preempted", seq=request.seq, tokens=len(request.tokens))
+
+    def _demand(self, room: KvRoom) -> Demand:
+        return Demand(room, self._k, self.max_model_len)
 
     def _round(self) -> None:
         began = time.perf_counter_ns()
-        plan = plan_round(self._running, self._limits())
+        plan = plan_round(self._running, self._limits(), self._seated())
         budget = draft_budget(plan, self._verify_tokens)
         drafts, draft_ns = self._drafting.run(plan, self._target_vocabulary.size, budget)
         verified = self._verifying.run(plan, drafts, self._target_vocabulary.size)
         if verified is None:
             self._give_up(plan)
             return
-        verdicts, verify_ns = verified
         drafted = accepted = 0
-        for request, _ in plan:
-            draft, verdict = drafts.get(request.seq, []), verdicts[request.seq]
+        for request, *_ in plan:
+            if request.pending:
+                continue
+            draft, verdict = drafts.get(request.seq, []), verified.items[request.seq]
             request.strikes = 0
             delta = commit(request, draft, verdict, self.max_model_len)
             request.outputs.put(delta)
@@ -302,8 +335,8 @@ class Coordinator:
         total = time.perf_counter_ns() - began
         self.stats.round_ns += total
         self.stats.draft_ns += draft_ns
-        self.stats.verify_ns += verify_ns
-        self.stats.round_times.append(RoundTime(total, draft_ns, verify_ns, len(plan)))
+        self.stats.verify_ns += verified.busy_ns
+        self.stats.round_times.append(RoundTime(total, draft_ns, verified.busy_ns, len(plan)))
 
     def _watch_acceptance(self, drafted: int, accepted: int) -> None:
         speculator = self._lanes.speculator
@@ -325,9 +358,16 @@ class Coordinator:
         ready = speculator.ready if speculator is not None and speculator.idle else None
         return Limits(self._k, self.max_model_len, ready.max_model_len if ready is not None else 0)
 
+    def _seated(self) -> set[int] | None:
+        """The sequences that the speculator has room for; None if there is none to ask."""
+        speculator = self._lanes.speculator
+        if speculator is None or speculator.room is None:
+            return None
+        return admission.seated(self._running, self._demand(speculator.room))
+
     def _give_up(self, plan: Sequence[Step]) -> None:
         """A request over which the target dies again and again fails alone."""
-        for request, _ in plan:
+        for request, *_ in plan:
             if request.strikes >= self._strikes:
                 self._running.remove(request)
                 dialogue.forget(self._lanes, request)

@@ -56,6 +56,12 @@ def backlog(lane: Lane, request: Request) -> int:
 def forget(lanes: Lanes, request: Request) -> None:
     """Both lanes drop the sequence."""
     for lane in lanes.all:
-        lane.told_rows.pop(request.seq, None)
-        if lane.told.pop(request.seq, None) is not None:
-            lanes.tell(lane, Close(lane.epoch, [request.seq]))
+        drop(lanes, lane, request)
+
+
+def drop(lanes: Lanes, lane: Lane, request: Request) -> None:
+    """The lane drops the sequence, if it has met it."""
+    lane.held.pop(request.seq, None)
+    lane.told_rows.pop(request.seq, None)
+    if lane.told.pop(request.seq, None) is not None:
+        lanes.tell(lane, Close(lane.epoch, [request.seq]))

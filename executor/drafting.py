@@ -64,6 +64,8 @@ class Drafting:
         speculator = self._lanes.speculator
         if speculator is None or not speculator.idle:
             return {}, 0
+        for request in [step.request for step in plan if not step.drafted]:
+            dialogue.drop(self._lanes, speculator, request)
         steps = self._without_foreign(speculator, [step for step in plan if step.k > 0])
         asked = {step.request.seq: step for step in _suspects_alone(steps)}
         if not asked:
@@ -76,7 +78,7 @@ class Drafting:
         )
         items = []
         room = ORDER_BYTES
-        for request, k in asked.values():
+        for request, k, _ in asked.values():
             if request.seq not in speculator.told:
                 dialogue.open_at(self._lanes, speculator, request, len(request.tokens))
             since = dialogue.news(speculator, request)

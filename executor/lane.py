@@ -13,6 +13,7 @@ from ipc.link import Link, LinkState
 from ipc.table import Table
 
 if TYPE_CHECKING:
+    from executor.admission import KvRoom
     from executor.worker import Worker
     from ipc.messages import Drafted, LaneName, LaneSpec, MemoryProfile, Ready, Verified
 
@@ -72,6 +73,8 @@ class Lane:
         self.device_id = ""
         """The device that it runs on, once it has loaded."""
         self.profile: MemoryProfile | None = None
+        self.room: KvRoom | None = None
+        """What it holds, once that is planned."""
         self.ready: Ready | None = None
         self.reply: Drafted | Verified | None = None
         self.in_flight: int | None = None
@@ -83,6 +86,10 @@ class Lane:
         """It said that what it was told to become cannot be: starting it again would not help."""
         self.told: dict[int, int] = {}
         """Per open sequence, how many committed tokens the lane knows."""
+        self.held: dict[int, int] = {}
+        """Per sequence whose history it has not run yet, how much of that it had the last time."""
+        self.reused = 0
+        """Tokens whose keys and values it found instead of computing them."""
         self.told_rows: dict[int, int] = {}
         """Per open sequence, up to which position the lane was handed hidden rows."""
         self.busy_ns = 0

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from executor import descriptors, inline, process
+from executor.admission import KvRoom
 from executor.allocation import Allocation
 from executor.errors import InvalidConfig, LaneFailed
 from executor.lane import Lane, LaneState
@@ -311,6 +312,7 @@ class Lanes:
             self.supervisor.take_down(lane, str(error))
             return
         if share is not None:
+            lane.room = KvRoom(share.kv_tokens, share.profile.kv_block)
             self._post(lane, Allocate(lane.epoch, share.kv_tokens))
 
     def _ready(self, lane: Lane, fact: Ready) -> None:
@@ -322,6 +324,7 @@ class Lanes:
 
     def _answered(self, lane: Lane, fact: Drafted | Verified) -> None:
         lane.busy_ns += fact.busy_ns
+        lane.reused = fact.reused
         lane.answered_at = time.monotonic()
         if lane.state is LaneState.CONDEMNED:  # shaken out of its sleep by the signals that end it
             self.counts.stale += 1

@@ -304,6 +304,8 @@ class LLM:
 
     def _checked(self, tokens: list[int], params: SamplingParams) -> list[int]:
         check_prompt(tokens, self._text.vocabulary_size, self._prepared.max_model_len)
+        if self._coordinator is not None:
+            self._coordinator.check(len(tokens), params.max_tokens)
         last = self._text.vocabulary_size - 1
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             for token in getattr(params, name) or ():

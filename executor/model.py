@@ -251,6 +251,7 @@ def _spec(config: Config, lane: LaneName, engine: LaneEngine, model: str, max_mo
         max_sequences=config.max_sequences,
         max_model_len=max_model_len,
         num_speculative_tokens=config.num_speculative_tokens,
+        reuse_prefixes=config.reuse_prefixes,
     )
 
 

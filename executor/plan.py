@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from executor.request import Request
 
@@ -19,14 +19,22 @@ class Limits(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One sequence's part in a round; k is the longest draft that can still be of use."""
+    """One sequence's part in a round; k is the longest draft that can still be of use.
+
+    `drafted`: whether the speculator holds the sequence, if only to be up to date later on.
+    """
 
     request: Request
     k: int
+    drafted: bool = True
 
 
-def plan_round(running: Sequence[Request], limits: Limits) -> list[Step]:
+def plan_round(
+    running: Sequence[Request], limits: Limits, seated: Collection[int] | None = None
+) -> list[Step]:
     """Every running sequence is verified; each drafts as far as its end and both lanes' contexts allow.
+
+    seated: the sequences that the speculator has room for (None: all); others are continued without drafts.
 
     Sequences during whose verification the target died go alone, the least suspect first, until each has had
     a verdict: then the one that kills the target is known, and the others live.
@@ -34,7 +42,11 @@ def plan_round(running: Sequence[Request], limits: Limits) -> list[Step]:
     suspects = [request for request in running if request.strikes]
     if suspects:
         running = [min(suspects, key=lambda request: request.strikes)]
-    return [Step(request, _draft_length(request, limits)) for request in running]
+    steps = []
+    for request in running:
+        drafted = request.speculate and (seated is None or request.seq in seated)
+        steps.append(Step(request, _draft_length(request, limits) if drafted else 0, drafted))
+    return steps
 
 
 def draft_budget(steps: Sequence[Step], verify_tokens: int) -> int | None:
@@ -44,8 +56,8 @@ def draft_budget(steps: Sequence[Step], verify_tokens: int) -> int | None:
 
 
 def _draft_length(request: Request, limits: Limits) -> int:
-    if not request.speculate:
-        return 0
+    if request.pending:
+        return 0  # a draft would be out of date when its turn comes
     length = len(request.tokens)
     # A verdict on k drafts commits up to k + 1 tokens, and only the last need not be run by any lane.
     wanted = request.params.max_tokens - request.generated - 1

@@ -122,6 +122,8 @@ class Request:
     draft_strikes: int = 0
     """The same of the speculator and drafting."""
     speculate: bool = True
+    pending: bool = False
+    """The target has not run all of its history yet."""
     rows: KeptRows = field(default_factory=KeptRows)
 
     @property

@@ -32,7 +32,8 @@ class Load(NamedTuple):
 class Stats:
     """missed: drafts that did not come. invalid: drafts refused for what they held. broken: drafts that the
     speculator could not compute. catch_ups: orders that only told the speculator more. quarantined: sequences
-    continued without drafts. spared: guesses that were not verified, since others were likelier. round_ns,
+    continued without drafts. preempted: how often a running sequence had to wait for memory.
+    spared: guesses that were not verified, since others were likelier. round_ns,
     draft_ns, verify_ns: sums of what RoundTime says of each round."""
 
     acceptance: Acceptance = field(default_factory=Acceptance)
@@ -42,6 +43,7 @@ class Stats:
     broken: int = 0
     catch_ups: int = 0
     quarantined: int = 0
+    preempted: int = 0
     spared: int = 0
     round_ns: int = 0
     draft_ns: int = 0

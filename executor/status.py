@@ -29,7 +29,7 @@ class HealthStatus(Record, frozen=True):
 
 class LaneStatus(Record, frozen=True):
     """`pid` is None while it has no process. `busy_share`: part of its life that it computed, 0 … 1;
-    `busy_seconds`: so long."""
+    `busy_seconds`: so long. `reused_tokens`: of prompts, not computed since they had been for others."""
 
     lane: str
     state: str
@@ -42,6 +42,7 @@ class LaneStatus(Record, frozen=True):
     orders: int
     deaths: int = 0
     busy_seconds: float = 0.0
+    reused_tokens: int = 0
 
 
 class Totals(Record, frozen=True):
@@ -56,6 +57,7 @@ class Totals(Record, frozen=True):
     broken: int
     catch_ups: int
     quarantined: int
+    preempted: int
     stale: int
 
 
@@ -112,6 +114,7 @@ def _lane(lane: Lane, restarts: int, deaths: int) -> LaneStatus:
         orders=lane.orders,
         deaths=deaths,
         busy_seconds=lane.busy_ns / 1e9,
+        reused_tokens=lane.reused,
     )
 
 
@@ -127,5 +130,6 @@ def _totals(coordinator: Coordinator, acceptance: Acceptance) -> Totals:
         broken=stats.broken,
         catch_ups=stats.catch_ups,
         quarantined=stats.quarantined,
+        preempted=stats.preempted,
         stale=coordinator.stale,
     )

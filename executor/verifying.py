@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from executor import dialogue
 from executor.hidden_rows import ORDER_BYTES
 from executor.lanes import NoReply
-from ipc.messages import Verified, Verify, VerifyItem
+from ipc.messages import Verified, VerifiedItem, Verify, VerifyItem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,18 @@ if TYPE_CHECKING:
     from executor.lanes import Lanes
     from executor.plan import Step
     from executor.request import Request
-    from ipc.messages import HeadSpec, VerifiedItem
+    from ipc.messages import HeadSpec, HiddenRows, PendingItem
+
+
+PREFILL_TOKENS = 256
+"""A round runs so many tokens of prompts at most, so that a long one does not keep the others waiting."""
+
+
+class Verdicts(NamedTuple):
+    """By sequence; one without is still being prefilled. `busy_ns`: how long the target computed."""
+
+    items: dict[int, VerifiedItem]
+    busy_ns: int
 
 
 class Verifying:
@@ -30,8 +41,8 @@ class Verifying:
 
     def run(
         self, plan: Sequence[Step], drafts: dict[int, list[int]], vocabulary_size: int
-    ) -> tuple[dict[int, VerifiedItem], int] | None:
-        """A verdict for every sequence of the plan, and the nanoseconds that the target computed.
+    ) -> Verdicts | None:
+        """A verdict for every sequence of the plan whose history the target has run.
 
         None if there will be none: the target is gone, or the executor is closing. If it died over them, that
         is a strike for each; nothing is committed, and they go on where they were.
@@ -43,7 +54,7 @@ class Verifying:
         reader = self._lanes.speculator
         head = reader.spec.head if reader is not None else None
         room = ORDER_BYTES
-        for request, _ in plan:
+        for request, *_ in plan:
             if request.seq not in target.told:
                 dialogue.open_at(self._lanes, target, request, len(request.tokens))
             since = dialogue.news(target, request)
@@ -53,7 +64,8 @@ class Verifying:
                 room -= (len(request.tokens) + len(draft) - rows_since) * head.row_bytes
             items.append(VerifyItem(request.seq, request.gen, len(request.tokens), since, draft, rows_since))
         taps = head.taps if head is not None else ()
-        self._lanes.ask(target, Verify(target.epoch, next(dialogue.order_numbers), items, taps))
+        number = next(dialogue.order_numbers)
+        self._lanes.ask(target, Verify(target.epoch, number, items, taps, PREFILL_TOKENS))
         reply = self._lanes.reply(target, time.monotonic() + self._seconds)
         if not isinstance(reply, Verified):
             if reply == NoReply("timeout"):
@@ -61,26 +73,42 @@ class Verifying:
             if reply != NoReply("halted"):
                 self._strike(plan, target)
             return None
-        verdicts = {item.seq: item for item in reply.items}
-        reason = (
-            f"{len(reply.items)} verdicts on {len(items)} drafts" if len(reply.items) != len(items) else ""
-        )
-        for item in items:
-            verdict = verdicts.get(item.seq)
-            if not _possible(item, verdict, vocabulary_size, head):
-                reason = f"impossible verdict {verdict} on {item}"
-        if reason:
+        if reason := self._contradiction(items, reply, vocabulary_size, head):
             self._lanes.supervisor.take_down(target, reason)
             self._strike(plan, target)
             return None
-        if head is not None:
-            for request, _ in plan:
-                request.rows.add(verdicts[request.seq].rows, head.window)
-        return verdicts, reply.busy_ns
+        verdicts = {item.seq: item for item in reply.items}
+        pending = {item.seq: item for item in reply.pending}
+        for request, *_ in plan:
+            waits = pending.get(request.seq)
+            request.pending = waits is not None
+            if waits is not None:
+                target.held[request.seq] = waits.held
+            if head is not None:
+                request.rows.add((waits or verdicts[request.seq]).rows, head.window)
+        return Verdicts(verdicts, reply.busy_ns)
+
+    def _contradiction(
+        self, asked: Sequence[VerifyItem], reply: Verified, vocabulary_size: int, head: HeadSpec | None
+    ) -> str:
+        """What in a reply cannot be; empty if all can."""
+        verdicts = {item.seq: item for item in reply.items}
+        pending = {item.seq: item for item in reply.pending}
+        if (answers := len(reply.items) + len(reply.pending)) != len(asked):
+            return f"{answers} verdicts on {len(asked)} drafts"
+        progress = bool(verdicts)
+        for item in asked:
+            if waits := pending.get(item.seq):
+                progress |= waits.held > self._lanes.target.held.get(item.seq, 0)
+                if not _possible_wait(item, waits, head):
+                    return f"impossible delay {waits} of {item}"
+            elif not _possible(item, verdicts.get(item.seq), vocabulary_size, head):
+                return f"impossible verdict {verdicts.get(item.seq)} on {item}"
+        return "" if progress else "neither a verdict nor progress towards one"
 
     def _strike(self, plan: Sequence[Step], target: Lane) -> None:
         self.died_of = target.down_because
-        for request, _ in plan:
+        for request, *_ in plan:
             request.strikes += 1
 
 
@@ -92,14 +120,19 @@ def _rows_since(request: Request, draft: Sequence[int], head: HeadSpec | None, r
     return since if (len(request.tokens) + len(draft) - since) * head.row_bytes <= room else None
 
 
-def _sound(asked: VerifyItem, verdict: VerifiedItem, head: HeadSpec | None) -> bool:
-    """Whether the hidden rows are of positions that were asked for and stand, in their order, and whole."""
-    position = asked.rows_since if asked.rows_since is not None else verdict.base_len + verdict.n_accepted
-    for part in verdict.rows:
+def _sound(asked: VerifyItem, rows: Sequence[HiddenRows], end: int, head: HeadSpec | None) -> bool:
+    """Whether the hidden rows are of positions that were asked for and below `end`, in order, and whole."""
+    position = asked.rows_since if asked.rows_since is not None else end
+    for part in rows:
         if head is None or part.start < position or part.count * head.row_bytes != len(part.data):
             return False
         position = part.start + part.count
-    return position <= verdict.base_len + verdict.n_accepted
+    return not rows or position <= end
+
+
+def _possible_wait(asked: VerifyItem, pending: PendingItem, head: HeadSpec | None) -> bool:
+    held = pending.held
+    return pending.gen == asked.gen and 0 <= held < asked.base_len and _sound(asked, pending.rows, held, head)
 
 
 def _possible(
@@ -111,5 +144,5 @@ def _possible(
         and 0 <= verdict.n_accepted <= len(asked.draft)
         and 0 <= verdict.next_token < vocabulary_size
         and len(verdict.logprobs) in (0, verdict.n_accepted + 1)
-        and _sound(asked, verdict, head)
+        and _sound(asked, verdict.rows, verdict.base_len + verdict.n_accepted, head)
     )

@@ -62,6 +62,7 @@ class LaneSpec(Record, frozen=True):
     head it is the target's checkpoint, whose embedding and output rows the head uses.
 
     Lengths in tokens: `max_model_len` of the longest sequence, `num_speculative_tokens` of the longest draft.
+    `reuse_prefixes`: whether keys and values that were computed for one sequence serve others.
     `prior`: file of what the target is known to write, for lookups; empty if there is none.
     """
 
@@ -74,6 +75,7 @@ class LaneSpec(Record, frozen=True):
     max_sequences: int
     max_model_len: int
     num_speculative_tokens: int = 0
+    reuse_prefixes: bool = True
     prior: str = ""
     head: HeadSpec | None = None
 
@@ -221,6 +223,18 @@ class TokenLogprobs(Record, frozen=True):
     top: list[tuple[int, float]]
 
 
+class PendingItem(Record, frozen=True):
+    """No verdict yet: of the sequence's history, the lane has run the first `held` tokens so far.
+
+    `rows`: as in VerifiedItem, up to there.
+    """
+
+    seq: int
+    gen: int
+    held: int
+    rows: list[HiddenRows] = []
+
+
 class VerifiedItem(Record, frozen=True):
     """Verdict: the first `n_accepted` draft tokens stand, then comes `next_token`.
 
@@ -276,12 +290,14 @@ class Draft(Message, frozen=True):
 class Verify(Message, frozen=True):
     """To the target: judge these drafts; an empty draft makes a plain one-token step.
 
+    For histories that it has not run yet, at most `prefill` tokens are to be run now, in the order of items.
     `taps`: after how many layers the hidden rows that items want are taken.
     """
 
     order: int
     items: list[VerifyItem]
     taps: tuple[int, ...] = ()
+    prefill: int = 1 << 24
 
 
 class Close(Message, frozen=True):
@@ -340,19 +356,28 @@ class Ready(Message, frozen=True):
 
 
 class Drafted(Message, frozen=True):
-    """Answer to Draft; `busy_ns` is the time that the lane computed."""
+    """Answer to Draft; `busy_ns` is the time that the lane computed.
+
+    `reused`: tokens whose keys and values it found, computed for other sequences, since its start.
+    """
 
     order: int
     items: list[DraftedItem]
     busy_ns: int
+    reused: int = 0
 
 
 class Verified(Message, frozen=True):
-    """Answer to Verify; `busy_ns` is the time that the lane computed."""
+    """Answer to Verify; `busy_ns` is the time that the lane computed.
+
+    `pending`: items whose histories are longer than there was time for. `reused`: as in Drafted.
+    """
 
     order: int
     items: list[VerifiedItem]
     busy_ns: int
+    pending: list[PendingItem] = []
+    reused: int = 0
 
 
 class Progressed(Message, frozen=True):

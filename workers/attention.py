@@ -1,4 +1,4 @@
-"""Causal attention over slotted KV whose result for a row does not depend on what is computed beside it.
+"""Causal attention over paged KV whose result for a row does not depend on what is computed beside it.
 
 Owns the masks, the grouping of windows into batches of matrices and the order of summation. Knows of a model
 only its heads: rotary embedding, projections and norms are the caller's.
@@ -12,14 +12,17 @@ tries on the machine at hand whether this suffices, and falls back to one query 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
-from workers.kv import SlotKV, blocks_up
+from workers.blocks import BLOCK, BlockPool, blocks_for
+from workers.kv import PagedKV
+from workers.scratch import NONE, Attending, Need
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,9 +31,9 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """Query rows of the sequence in `slot`, at positions start, …, start + length - 1."""
+    """Query rows of the sequence `seq`, at positions start, …, start + length - 1."""
 
-    slot: int
+    seq: int
     start: int
     length: int
 
@@ -53,18 +56,30 @@ ROW_BY_ROW = Tiling((2,), 64, alone=True)
 TILES = (2, 4, 6, 8, 12, 16, 32, 64)
 REDUCTIONS = (192, 128, 64)
 
+_CALL_BLOCKS = 24
+"""So many blocks of keys are gathered for one call at most, unless one sequence has more."""
+
 Kernel = Callable[..., None]
 
 
 def blocked(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, reduction: int, out: Tensor
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    scale: float,
+    reduction: int,
+    out: Tensor,
+    scores: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> None:
     """out = softmax(scale · queries keysᵀ + mask) values, summed over `reduction` keys at a time (0: all).
 
     queries and out [batch, rows, head_dim], keys and values [batch, length, head_dim],
-    mask [batch, rows, length].
+    mask [batch, rows, length]. `scores` and `weights` are storage to work in, of the mask's shape.
     """
-    weights = torch.softmax(torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=scale), dim=-1)
+    scores = torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=scale, out=scores)
+    weights = torch.softmax(scores, dim=-1, out=weights)
     length = keys.shape[1]
     step = reduction or length
     torch.bmm(weights[:, :, :step], values[:, :step], out=out)
@@ -74,11 +89,11 @@ def blocked(
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One call of the kernel: the same number of rows for each of some consecutive slots."""
+    """One call of the kernel: the same number of rows for each of some pieces; `keys`: see PagedKV.pieces."""
 
-    slot: int
-    slots: int
+    pieces: int
     length: int
+    keys: Tensor
     queries: Tensor
     mask: Tensor
     out: slice
@@ -93,25 +108,55 @@ class Step:
     groups: tuple[Group, ...]
     outputs: int
     gather: Tensor
+    scratch: Attending = NONE.attending
+
+    def need(self, rows: int) -> Need:
+        """Storage for a pass of so many rows, padding included."""
+        groups = self.groups
+        return Need(
+            rows,
+            self.outputs,
+            max((len(group.queries) for group in groups), default=0),
+            max((len(group.keys) for group in groups), default=0),
+            max((group.mask.numel() for group in groups), default=0),
+        )
+
+    def within(self, scratch: Attending) -> Step:
+        """The same, to be run in this storage."""
+        return replace(self, scratch=scratch)
 
 
 class _Piece(NamedTuple):
     """A part of a span that one call computes; `row` is the place of its first row among all rows."""
 
-    slot: int
+    seq: int
     start: int
     length: int
     row: int
 
+    @property
+    def blocks(self) -> int:
+        """Blocks of keys that its last row sees."""
+        return blocks_for(self.start + self.length)
 
-class SlotAttention:
-    """Grouped-query attention of windows of several sequences over a SlotKV.
+
+class PagedAttention:
+    """Grouped-query attention of windows of several sequences over a PagedKV.
 
     Query head h belongs to KV head h // (query_heads / kv_heads).
     """
 
-    def __init__(self, kv: SlotKV, query_heads: int, tiling: Tiling, kernel: Kernel = blocked) -> None:
+    def __init__(
+        self,
+        kv: PagedKV,
+        query_heads: int,
+        dtype: torch.dtype,
+        tiling: Tiling,
+        kernel: Kernel = blocked,
+    ) -> None:
+        """`dtype`: of queries, arithmetic and results; keys and values are stored in that of `kv`."""
         self.kv = kv
+        self._dtype = dtype
         self.tiling = tiling
         self._kernel = kernel
         self._query_heads = query_heads
@@ -122,10 +167,11 @@ class SlotAttention:
     def plan(self, spans: Sequence[Span], rows: int = 0, sliding_window: int = 0) -> Step:
         """Prepare a step over the rows of `spans`, in their order, followed by padding up to `rows` rows.
 
-        The slots must differ. A row at position p sees sliding_window positions up to p (0: all).
+        There is room reserved for all of them. A row at position p sees sliding_window positions up to p (0:
+        all).
         """
         tokens = sum(span.length for span in spans)
-        slots = [span.slot for span in spans for _ in range(span.length)]
+        seqs = [span.seq for span in spans for _ in range(span.length)]
         positions = [position for span in spans for position in range(span.start, span.start + span.length)]
         gather = np.zeros((max(rows, tokens), self._query_heads), dtype=np.int64)
         groups: list[Group] = []
@@ -139,7 +185,7 @@ class SlotAttention:
                     outputs + head + row * self._per_kv_head + self._member
                 )
             outputs += len(pieces) * tile * self._query_heads
-        places = self.kv.places(slots, positions)
+        places = self.kv.places(seqs, positions)
         return Step(tokens, places, tuple(groups), outputs, self._tensor(gather.reshape(-1)))
 
     def attend(self, layer: int, qkv: Tensor, step: Step, scale: float) -> Tensor:
@@ -147,35 +193,51 @@ class SlotAttention:
 
         qkv: contiguous [rows, query_heads + 2 · kv_heads, head_dim], queries before keys before values.
         """
-        kv = self.kv
+        kv, scratch = self.kv, step.scratch
         kv.write(layer, qkv[: step.tokens, self._query_heads :], step.places)
         heads = qkv.view(-1, kv.head_dim)
-        out = torch.empty((step.outputs, kv.head_dim), dtype=qkv.dtype, device=qkv.device)
+        out = scratch.outputs
+        if out is None:
+            out = torch.empty((step.outputs, kv.head_dim), dtype=qkv.dtype, device=qkv.device)
         for group in step.groups:
-            batch = group.slots * kv.kv_heads
-            queries = heads.index_select(0, group.queries).view(batch, -1, kv.head_dim)
-            keys, values = kv.read(layer, group.slot, group.slots, group.length)
+            room = _first(scratch.queries, len(group.queries))
+            queries = torch.index_select(heads, 0, group.queries, out=room)
+            queries = queries.view(group.pieces * kv.kv_heads, -1, kv.head_dim)
+            keys, values = kv.read(
+                layer, group.keys, group.pieces, qkv.dtype, scratch.gathered, scratch.widened
+            )
             result = out[group.out].view(queries.shape)
-            self._kernel(queries, keys, values, group.mask, scale, self.tiling.reduction, result)
-        return out.index_select(0, step.gather).view(-1, self._query_heads * kv.head_dim)
+            rooms = _rooms(scratch, group.mask)
+            self._kernel(queries, keys, values, group.mask, scale, self.tiling.reduction, result, *rooms)
+        attended = torch.index_select(out, 0, step.gather, out=scratch.attended)
+        return attended.view(-1, self._query_heads * kv.head_dim)
 
     def _batches(self, spans: Sequence[Span]) -> list[tuple[int, list[_Piece]]]:
-        """Cut spans into tiles; those of neighbouring slots and the same size go together."""
+        """Cut spans into tiles; those of the same size that see about as many blocks go together."""
         tiles = self.tiling.tiles
         largest = 1 if self.tiling.alone else tiles[-1]
-        batches: list[tuple[int, list[_Piece]]] = []
-        rows = np.cumsum([0, *(span.length for span in spans)])
-        for row, span in sorted(zip(rows.tolist(), spans, strict=False), key=lambda item: item[1].slot):
+        pieces = []
+        row = 0
+        for span in spans:
             for first in range(0, span.length, largest):
                 count = min(largest, span.length - first)
-                piece = _Piece(span.slot, span.start + first, count, row + first)
                 tile = next(tile for tile in tiles if tile >= count)
-                last = batches[-1] if batches and not self.tiling.alone else None
-                if last and last[0] == tile and last[1][-1].slot == piece.slot - 1:
-                    last[1].append(piece)
-                else:
-                    batches.append((tile, [piece]))
+                pieces.append((tile, _Piece(span.seq, span.start + first, count, row + first)))
+            row += span.length
+        batches: list[tuple[int, list[_Piece]]] = []
+        for tile, piece in sorted(pieces, key=lambda item: (item[0], -item[1].blocks)):
+            if batches and batches[-1][0] == tile and self._joins(piece, batches[-1][1]):
+                batches[-1][1].append(piece)
+            else:
+                batches.append((tile, [piece]))
         return batches
+
+    def _joins(self, piece: _Piece, batch: list[_Piece]) -> bool:
+        """Whether a piece goes into one call with others, of which the first sees most."""
+        blocks = batch[0].blocks
+        return (
+            not self.tiling.alone and 2 * piece.blocks >= blocks and blocks * (len(batch) + 1) <= _CALL_BLOCKS
+        )
 
     def _group(self, tile: int, pieces: list[_Piece], outputs: int, sliding_window: int) -> Group:
         # Rows that only fill a tile repeat the first one of their piece: finite, and nobody reads the result.
@@ -183,7 +245,8 @@ class SlotAttention:
         offset = np.where(offset < np.array([[piece.length] for piece in pieces]), offset, 0)
         row = np.array([[piece.row] for piece in pieces]) + offset
         position = np.array([[piece.start] for piece in pieces]) + offset
-        length = min(blocks_up(int(position.max()) + 1), self.kv.reach)
+        blocks = max(piece.blocks for piece in pieces)
+        length = blocks * BLOCK
 
         heads = self._query_heads + 2 * self.kv.kv_heads
         head = np.arange(self._query_heads).reshape(1, self.kv.kv_heads, 1, self._per_kv_head)
@@ -196,19 +259,44 @@ class SlotAttention:
         mask = self._mask(hidden, len(pieces))
         count = len(pieces) * tile * self._query_heads
         out = slice(outputs, outputs + count)
-        return Group(pieces[0].slot, len(pieces), length, self._tensor(queries), mask, out)
+        keys = self.kv.pieces([piece.seq for piece in pieces], blocks)
+        return Group(len(pieces), length, keys, self._tensor(queries), mask, out)
 
-    def _mask(self, hidden: np.ndarray, slots: int) -> Tensor:
-        """hidden [slots, tile, length] → 0 and -inf [slots · kv_heads, tile · heads per KV head, length]."""
+    def _mask(self, hidden: np.ndarray, pieces: int) -> Tensor:
+        """hidden [pieces, tile, length] → 0 and -inf [pieces · kv_heads, tile · heads per KV head, …]."""
         mask = torch.from_numpy(hidden).to(self.kv.device)
-        zero = torch.zeros(hidden.shape, dtype=self.kv.dtype, device=self.kv.device)
+        zero = torch.zeros(hidden.shape, dtype=self._dtype, device=self.kv.device)
         zero.masked_fill_(mask, float("-inf"))
         rows, length = hidden.shape[1] * self._per_kv_head, hidden.shape[2]
-        per_head = zero.repeat_interleave(self._per_kv_head, dim=1).view(slots, 1, rows, length)
-        return per_head.expand(slots, self.kv.kv_heads, rows, length).reshape(-1, rows, length)
+        per_head = zero.repeat_interleave(self._per_kv_head, dim=1).view(pieces, 1, rows, length)
+        return per_head.expand(pieces, self.kv.kv_heads, rows, length).reshape(-1, rows, length)
 
     def _tensor(self, index: np.ndarray) -> Tensor:
         return torch.from_numpy(index).to(self.kv.device)
+
+
+def _first(room: Tensor | None, count: int) -> Tensor | None:
+    return None if room is None else room[:count]
+
+
+def _rooms(scratch: Attending, mask: Tensor) -> tuple[Tensor, ...]:
+    """For scores and weights of a group, if there is scratch storage."""
+    if scratch.scores is None or scratch.weights is None:
+        return ()
+    count = mask.numel()
+    return scratch.scores[:count].view(mask.shape), scratch.weights[:count].view(mask.shape)
+
+
+def largest_need(tiling: Tiling, heads: tuple[int, int], rows: int, length: int) -> Need:
+    """What no pass of `rows` rows exceeds, over sequences of at most `length`; `heads`: of queries, of KV."""
+    query_heads, kv_heads = heads
+    widest = 1 if tiling.alone else min(rows, tiling.tiles[-1])
+    tile_of = {count: next(tile for tile in tiling.tiles if tile >= count) for count in range(1, widest + 1)}
+    padded = math.ceil(rows * max(tile / count for count, tile in tile_of.items()))
+    blocks = blocks_for(length) if tiling.alone else max(_CALL_BLOCKS, blocks_for(length))
+    outputs = padded * query_heads
+    scores = tile_of[widest] * query_heads * blocks * BLOCK
+    return Need(rows, outputs, outputs, 2 * kv_heads * blocks, scores)
 
 
 def prove_tiling(
@@ -251,25 +339,28 @@ class _Trial:
         device: torch.device | str,
         kernel: Kernel,
     ) -> None:
-        self._kv = SlotKV(1, 2, kv_heads, self.LENGTH, head_dim, dtype, device)
+        pool = BlockPool(2 * blocks_for(self.LENGTH), reuse=False)
+        self._kv = PagedKV(1, pool, kv_heads, head_dim, dtype, device)
         self._query_heads = query_heads
         self._kernel = kernel
         generator = torch.Generator().manual_seed(0)
         shape = (2, self.LENGTH, query_heads + 2 * kv_heads, head_dim)
         self._qkv = torch.randn(shape, generator=generator).to(dtype).to(device)
-        attention = SlotAttention(self._kv, query_heads, PLAIN, kernel)
-        step = attention.plan([Span(0, 0, self.LENGTH), Span(1, 0, self.LENGTH)])
-        self._kv.write(0, self._qkv.flatten(0, 1)[:, query_heads:], step.places)
+        for seq in (0, 1):
+            pool.open(seq)
+            self._kv.reserve(seq, self.LENGTH)
+            places = self._kv.places([seq] * self.LENGTH, range(self.LENGTH))
+            self._kv.write(0, self._qkv[seq, :, query_heads:], places)
 
     def agreeing(self, reduction: int) -> tuple[int, ...]:
         """Tiles whose rows all equal those of a lone row in the smallest tile."""
-        lone = SlotAttention(self._kv, self._query_heads, Tiling(TILES[:1], reduction), self._kernel)
+        lone = self._attention(Tiling(TILES[:1], reduction))
         probes = [start + offset for start in self.STARTS for offset in (0, 1, 63)]
         expected = {position: self._run(lone, [Span(0, position, 1)])[0] for position in probes}
         return tuple(tile for tile in TILES if self._agrees(Tiling((tile,), reduction), expected))
 
     def _agrees(self, tiling: Tiling, expected: dict[int, Tensor]) -> bool:
-        attention = SlotAttention(self._kv, self._query_heads, tiling, self._kernel)
+        attention = self._attention(tiling)
         tile = tiling.tiles[0]
         longer = Span(1, self.LENGTH - tile, tile)
         for start in self.STARTS:
@@ -281,7 +372,10 @@ class _Trial:
                         return False
         return True
 
-    def _run(self, attention: SlotAttention, spans: list[Span]) -> Tensor:
-        rows = [self._qkv[span.slot, span.start : span.start + span.length] for span in spans]
+    def _attention(self, tiling: Tiling) -> PagedAttention:
+        return PagedAttention(self._kv, self._query_heads, self._kv.dtype, tiling, self._kernel)
+
+    def _run(self, attention: PagedAttention, spans: list[Span]) -> Tensor:
+        rows = [self._qkv[span.seq, span.start : span.start + span.length] for span in spans]
         scale = self._kv.head_dim**-0.5
         return attention.attend(0, torch.cat(rows), attention.plan(spans), scale)

@@ -113,7 +113,8 @@ class TensorStorage:
     def __init__(self, nbytes: int, device: str, alignment: int = 256) -> None:
         import torch
 
-        whole = torch.empty(nbytes + alignment, dtype=torch.uint8, device=device)
+        with torch.inference_mode(False):  # so that it may be written to in either mode
+            whole = torch.empty(nbytes + alignment, dtype=torch.uint8, device=device)
         first = -whole.data_ptr() % alignment
         self._bytes = whole[first : first + nbytes]
         self.address = self._bytes.data_ptr()

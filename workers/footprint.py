@@ -36,8 +36,14 @@ class Footprint:
         self._device.trim()
         self._weights = max(0, self._device.memory().held - self._before)
 
-    def profile(self, run: Callable[[], None], kv: KvNeed, workspace: Callable[[], int]) -> MemoryProfile:
-        """Run the worst shapes and see how far memory rises. `workspace`: its bytes, once they have run.
+    def profile(
+        self,
+        run: Callable[[], None],
+        kv: KvNeed,
+        workspace: Callable[[], int] = lambda: 0,
+        graphs: Callable[[], int] = lambda: 0,
+    ) -> MemoryProfile:
+        """Run the worst shapes and see how far memory rises; then ask for the bytes of workspace and graphs.
 
         On a CPU, sizes are of resident memory, so they hold whatever libraries keep for themselves.
         """
@@ -48,7 +54,7 @@ class Footprint:
         run()
         device.synchronise()
         after = device.memory()
-        taken = workspace()
+        taken, captured = workspace(), graphs()
         return MemoryProfile(
             device=device.name,
             device_id=device.identity,
@@ -56,7 +62,7 @@ class Footprint:
             weights=self._weights,
             activations=max(0, after.peak - before - taken),
             workspace=taken,
-            graphs=0,
+            graphs=captured,
             load_peak=max(self._load_peak, before),
             kv_bytes_per_token=kv.bytes_per_token,
             kv_block=kv.block,

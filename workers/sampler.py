@@ -50,11 +50,14 @@ class Sampler:
         self._counts = torch.empty_like(self._weights)
 
     @torch.inference_mode()
-    def confidences(self, logits: Tensor, tokens: Sequence[int]) -> list[float]:
-        """The probability of one token for each row of `logits` [n, vocabulary_size], at temperature 1."""
+    def confidences(self, logits: Tensor, tokens: Sequence[int], out: Tensor | None = None) -> list[float]:
+        """The probability of a token for each row of float32 `logits` [n, vocabulary_size], at temperature 1.
+
+        `out`: storage to work in, float32 [n].
+        """
         index = torch.tensor(tokens, dtype=torch.long, device=logits.device)
-        picked = logits.gather(1, index[:, None]).squeeze(1).float()
-        chances: list[float] = (picked - torch.logsumexp(logits.float(), dim=1)).exp().tolist()
+        total = torch.logsumexp(logits, dim=1, out=out)
+        chances: list[float] = (logits.gather(1, index[:, None]).squeeze(1) - total).exp().tolist()
         return chances
 
     @torch.inference_mode()

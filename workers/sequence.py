@@ -6,7 +6,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from ipc.errors import ProtocolError
-from workers.engines.engine import Draw
+from workers.engines.engine import Draw, Window
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,6 +47,11 @@ class LaneSequence:
         self.tokens.extend(since)
         self._agreed = min(self._agreed, keep)
 
+    def hold(self, count: int) -> None:
+        """The engine has the first `count` tokens of the history from elsewhere."""
+        self._cached = self.tokens[:count]
+        self._agreed = count
+
     def draws(self, draft: SequenceOf[int], rows: int) -> list[Draw]:
         """How to sample the last `rows` of what follows the history, and each token of `draft`."""
         end = len(self.tokens) + len(draft) + 1
@@ -58,18 +63,22 @@ class LaneSequence:
             for position, edit in zip(range(end - rows, end), edits, strict=False)
         ]
 
-    def window(self, wanted: SequenceOf[int], rows: int) -> tuple[int, list[int]]:
-        """Position and tokens to run so that the engine has seen the history and `wanted`.
+    def window(self, wanted: SequenceOf[int], rows: int, room: int | None = None) -> Window:
+        """What to run so that the engine has seen the history and `wanted`, with the last `rows` rows of it.
 
-        The last `rows` of them are always run. What is cached is kept as far as it equals the rest: drafts
-        that were accepted are not run again.
+        Those are always run. What is cached is kept as far as it equals the rest: drafts that were accepted
+        are not run again. If more than `room` tokens are missing before the rows (None: no limit), only so
+        many are run, and no rows.
         """
         full = [*self.tokens, *wanted] if wanted else self.tokens
         limit = min(len(self._cached), len(full) - rows)
         start = min(self._agreed, limit)
         while start < limit and self._cached[start] == full[start]:
             start += 1
-        run = full[start:]
+        end = len(full)
+        if room is not None and end - rows - start > room:
+            end, rows = start + room, 0
+        run = full[start:end]
         self._cached[start:] = run
-        self._agreed = min(start + len(run), len(self.tokens))
-        return start, run
+        self._agreed = min(end, len(self.tokens))
+        return Window(self.seq, start, run, rows)

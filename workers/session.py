@@ -148,11 +148,13 @@ class Session:
             case Close():
                 lane.close(order.seqs)
             case Verify() if isinstance(lane, TargetLane):
-                verdicts = lane.verify(order.items, order.taps)
-                return Verified(self._epoch, order.order, verdicts, time.perf_counter_ns() - began)
+                verdicts, pending = lane.verify(order.items, order.prefill, order.taps)
+                busy = time.perf_counter_ns() - began
+                return Verified(self._epoch, order.order, verdicts, busy, pending, lane.served.reused_tokens)
             case Draft() if isinstance(lane, SpeculatorLane):
                 proposals = lane.draft(order.items, order.budget)
-                return Drafted(self._epoch, order.order, proposals, time.perf_counter_ns() - began)
+                busy = time.perf_counter_ns() - began
+                return Drafted(self._epoch, order.order, proposals, busy, lane.served.reused_tokens)
             case _:
                 raise ProtocolError(f"{type(order).__name__} is no order for the {self._lane_name} lane")
         return None

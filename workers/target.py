@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from ipc.errors import ProtocolError
-from ipc.messages import TokenLogprobs, VerifiedItem
+from ipc.messages import PendingItem, TokenLogprobs, VerifiedItem
 from workers.acceptance import accept
-from workers.engines.engine import Window
 from workers.engines.tap import Tap, Tapped
 from workers.lane import SequenceTable
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ipc.messages import OpenedSequence, VerifyItem
-    from workers.engines.engine import Draw, Engine, Sample, Served
+    from workers.engines.engine import Draw, Engine, Sample, Served, Window
     from workers.lane import Constrain
 
 
@@ -27,37 +29,44 @@ class TargetLane:
 
     def open(self, opened: Sequence[OpenedSequence]) -> None:
         for record in opened:
-            self._sequences.open(record)
-            self._engine.open(record.seq)
+            sequence = self._sequences.open(record)
+            sequence.hold(self._engine.open(record.seq, record.tokens))
 
     def close(self, seqs: Sequence[int]) -> None:
         for seq in seqs:
             self._sequences.close(seq)
             self._engine.close(seq)
 
-    def verify(self, items: Sequence[VerifyItem], taps: Sequence[int] = ()) -> list[VerifiedItem]:
-        """A verdict for each item. Raises ProtocolError for drafts that no embedding can take.
+    def verify(
+        self, items: Sequence[VerifyItem], prefill: int, taps: Sequence[int] = ()
+    ) -> tuple[list[VerifiedItem], list[PendingItem]]:
+        """A verdict for each item, but for those whose history takes more than is left of `prefill` tokens.
 
-        `taps`: layers after which the hidden rows are taken that items want.
+        Of these, as much is run as is left. `taps`: layers after which the hidden rows are taken that items
+        want. Raises ProtocolError for drafts that no embedding can take.
         """
         windows: list[Window] = []
         draws: list[Draw] = []
+        judged: list[VerifyItem] = []
+        pending: list[PendingItem] = []
+        tap = _tap(items, taps)
         for item in items:
             sequence = self._sequences.advance(item.seq, item.gen, item.base_len, item.since)
             self._check_tokens(item)
-            rows = len(item.draft) + 1
-            start, run = sequence.window(item.draft, rows)
-            windows.append(Window(item.seq, start, run, rows))
-            draws += sequence.draws(item.draft, rows)
-        tap = _tap(items, taps)
-        samples = self._engine.sample(self._forward(windows, tap), draws)
-        verdicts = []
-        first = 0
-        for item in items:
-            end = first + len(item.draft) + 1
-            verdicts.append(_judge(item, samples[first:end], tap))
-            first = end
-        return verdicts
+            window = sequence.window(item.draft, len(item.draft) + 1, prefill)
+            prefill -= len(window.tokens) - window.rows
+            if window.rows == 0:
+                pending.append(PendingItem(item.seq, item.gen, window.start + len(window.tokens)))
+            else:
+                judged.append(item)
+                draws += sequence.draws(item.draft, window.rows)
+            if window.tokens:
+                windows.append(window)
+        samples = iter(self._engine.sample(self._forward(windows, tap), draws))
+        verdicts = [_judge(item, list(islice(samples, len(item.draft) + 1)), tap) for item in judged]
+        if tap is not None:
+            pending = [structs.replace(item, rows=tap.rows(item.seq, item.held)) for item in pending]
+        return verdicts, pending
 
     def _forward(self, windows: Sequence[Window], tap: Tap | None) -> Any:
         """Logit rows. Raises ProtocolError if this engine cannot show the hidden rows that are wanted."""

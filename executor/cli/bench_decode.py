@@ -97,7 +97,7 @@ def _plan(given: dict[str, Any]) -> "Plan":
     shipped = COPY_HEAVY if file is None else SHIPPED.get(file)
     prompts = shipped or local_path("prompts", file, str(COPY_HEAVY))
     return Plan(
-        config=o.config(given, max_sequences=given["batch"]),
+        config=o.config(given, max_sequences=given["batch"], reuse_prefixes=False),
         prompts=read_prompts(prompts, given["limit"], given["each"]),
         modes=modes,
         new_tokens=given["new_tokens"],

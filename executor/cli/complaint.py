@@ -91,7 +91,7 @@ def _named(field: str, message: str) -> str:
     if not named.startswith("--"):  # an argument: it is given as it is
         message = message.replace(f"--{field} DIRECTORY", "a DIRECTORY")
     message = re.sub(
-        r"(?<![\w-])(?:(?:max|min|num|top)_\w+|\w+_timeout)\b", lambda match: option(match[0]), message
+        r"(?<![\w-])(?:(?:max|min|num|top|kv)_\w+|\w+_timeout)\b", lambda match: option(match[0]), message
     )
     return message if named in message else f"{named}: {message}"
 

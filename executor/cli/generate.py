@@ -1,4 +1,4 @@
-"""`speclane generate`: one prompt, one answer."""
+"""`speclane generate`: prompts in, answers out."""
 
 import sys
 import time
@@ -11,19 +11,29 @@ from executor.cli.output import log_to_stderr, note, progress_shown, write_json
 from executor.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from executor.cli.report import Run
+    from executor.cli.report import Batch, Run
     from executor.cli.screen import Screen
     from executor.llm import LLM
     from executor.sampling import SamplingParams
 
 _EXAMPLE = "--prompt 'Why is the sky blue?'"
+_SHOWN = 72
+"""Characters of a prompt that are shown above its answer."""
 
 
 def generate(
     ctx: typer.Context,
     prompt: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="The user's message; repeatable, several run together.",
+            metavar="TEXT",
+            show_default="read from stdin",
+        ),
+    ] = None,
+    prompts: Annotated[
         str | None,
-        typer.Option(help="The user's message.", metavar="TEXT", show_default="read from stdin"),
+        typer.Option(help="More of them: JSON lines with question_id, category, turns.", metavar="FILE"),
     ] = None,
     system: o.System = None,
     raw: o.Raw = False,
@@ -67,12 +77,12 @@ def generate(
     as_json: o.Json = False,
     verbose: o.Verbose = False,
 ) -> None:
-    """Answer one prompt. The answer goes to stdout as it comes, everything else to stderr."""
+    """Answer prompts. Answers go to stdout as they come, in the order of prompts, all else to stderr."""
     log_to_stderr(verbose=verbose)
     _refuse_contradictions(raw, system, logprobs, as_json)
     params = o.sampling(ctx.params)
-    config = o.config(ctx.params, max_sequences=1)
-    text = _prompt(prompt)
+    texts = _prompts(prompt, prompts)
+    config = o.config(ctx.params, **({"max_sequences": 1} if len(texts) == 1 else {}))
 
     from executor.cli import report
     from executor.cli.lane_view import LaneView
@@ -81,16 +91,20 @@ def generate(
 
     with progress_shown():
         llm = LLM(config)
-    tokens = _encode(llm, text, params, raw, system)
+    encoded = [_encode(llm, text, params, raw, system) for text in texts]
     view = LaneView(llm)
     with Screen(view, shows_text=not as_json) as screen, llm:
         if not (as_json or sys.stderr.isatty()):
             note(_serving(llm))
-        run = _run(llm, tokens, params, view, screen, not as_json)
+        done: Run | Batch
+        if len(encoded) == 1:
+            done = _run(llm, encoded[0], params, view, screen, not as_json)
+        else:
+            done = _run_together(llm, encoded, params, view, screen, None if as_json else texts)
     if as_json:
-        write_json(report.as_dict(run, config))
+        write_json(report.as_dict(done, config))
     else:
-        report.show(run)
+        report.show(done)
 
 
 def _refuse_contradictions(raw: bool, system: str | None, logprobs: int | None, as_json: bool) -> None:
@@ -100,10 +114,19 @@ def _refuse_contradictions(raw: bool, system: str | None, logprobs: int | None, 
         raise InvalidRequest("logprobs", "--logprobs are only in the JSON output; add --json")
 
 
-def _prompt(given: str | None) -> str:
-    if given is not None:
-        text = o.valid_text("prompt", given)
-    elif sys.stdin is None or sys.stdin.isatty():
+def _prompts(given: list[str] | None, file: str | None) -> list[str]:
+    """Those of the command line, then those of the file; that on stdin if there are none."""
+    texts = [_checked(o.valid_text("prompt", text)) for text in given or ()]
+    if file is not None:
+        from executor.bench.prompts import read_prompts
+        from executor.config import local_path
+
+        texts += [prompt.text for prompt in read_prompts(local_path("prompts", file, "prompts.jsonl"))]
+    return texts or [_from_stdin()]
+
+
+def _from_stdin() -> str:
+    if sys.stdin is None or sys.stdin.isatty():
         raise InvalidRequest(
             "prompt", f"--prompt is missing, and stdin is a terminal or closed; try {_EXAMPLE}"
         )
@@ -114,6 +137,10 @@ def _prompt(given: str | None) -> str:
             raise InvalidRequest(
                 "prompt", f"the prompt on stdin is not valid UTF-8; try {_EXAMPLE}"
             ) from None
+    return _checked(text)
+
+
+def _checked(text: str) -> str:
     if not text:
         raise InvalidRequest("prompt", f"the prompt is empty; try {_EXAMPLE}")
     return text
@@ -151,3 +178,38 @@ def _run(
     lanes.end()
     stats = llm.coordinator.stats
     return Run(stream.completion, seconds, first or seconds, lanes.as_dicts(), stats, llm.coordinator.stale)
+
+
+def _run_together(
+    llm: "LLM",
+    encoded: list[list[int]],
+    params: "SamplingParams",
+    lanes: Any,
+    screen: "Screen",
+    texts: list[str] | None,
+) -> "Batch":
+    """Answers are shown one after the other, under the prompts `texts`, while they are made at once."""
+    from executor.cli.report import Batch
+
+    lanes.begin()
+    began = time.perf_counter()
+    streams = [llm.stream(tokens, params) for tokens in encoded]
+    try:
+        for i, stream in enumerate(streams):
+            if texts is not None:
+                screen.text(("\n\n" if i else "") + f"--- {i + 1}: {_first_line(texts[i])}\n")
+            for delta in stream:
+                if texts is not None:
+                    screen.text(delta.text)
+    finally:
+        for stream in streams:
+            stream.close()
+    seconds = time.perf_counter() - began
+    lanes.end()
+    completions = [stream.completion for stream in streams]
+    return Batch(completions, seconds, lanes.as_dicts(), llm.coordinator.stats, llm.coordinator.stale)
+
+
+def _first_line(text: str) -> str:
+    line = text.strip().partition("\n")[0]
+    return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 1]}…"

@@ -58,6 +58,7 @@ def rows(status: "Status") -> list[str]:
             f"epoch {lane.epoch}",
             f"{lane.restarts} restarts",
             f"busy {lane.busy_share:.0%}",
+            f"{lane.reused_tokens} tokens reused",
             " ".join(filter(None, (lane.engine, lane.model))),
         )
         for lane in status.lanes

@@ -59,7 +59,7 @@ STATUS = Status(
     "ngram",
     HealthStatus("degraded", "a reason", 0.5),
     [LaneStatus("target", "serving", 2, "e", "toy", "m", 3, 0.25, 4)],
-    Totals(*range(10)),
+    Totals(*range(11)),
 )
 
 

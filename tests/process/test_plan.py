@@ -59,7 +59,7 @@ def test_the_plan_as_a_table() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--memory-budget", "1MB"), "speclane: error: --memory-budget: 1 tokens need"),
+        (("--memory-budget", "1MB"), "speclane: error: --memory-budget: 64 tokens need"),
         (("--memory-budget", "plenty"), "--memory-budget 'plenty' is no size; try 4GB or 512MiB"),
         (
             ("--kv-tokens", "100", "--max-model-len", "512"),
@@ -106,8 +106,8 @@ def test_lanes_that_start_again_or_come_later_hold_what_the_plan_says() -> None:
         after = llm.coordinator.memory
         assert before is not None
         assert after is not None
-        assert after.tokens == before.tokens == 400
-        assert [lane.kv_tokens for lane in after.lanes] == [400, 400]
+        assert after.tokens == before.tokens == 384
+        assert [lane.kv_tokens for lane in after.lanes] == [384, 384]
         assert after.lanes[0] == before.lanes[0]
 
 

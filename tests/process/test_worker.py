@@ -116,11 +116,11 @@ def test_the_start_in_order(target: Conversation):
     assert [step.phase for step in steps] == list(get_args(Phase))
     assert all(step.seconds >= 0 and step.resident_bytes > 1 << 20 for step in steps)
     assert [(step.phase, step.outcome) for step in steps if step.outcome] == [
-        ("allocate", "64 tokens"),
+        ("allocate", "128 tokens"),
         ("capture", "none"),
     ]
     profiled = next(fact for fact in phases if isinstance(fact, Profiled))
-    assert (profiled.profile.device_id, profiled.profile.max_kv_tokens) == ("cpu", 64)
+    assert (profiled.profile.device_id, profiled.profile.max_kv_tokens) == ("cpu", 128)
     assert (ready.vocabulary.size, ready.max_model_len) == (64, 32)
     target.say(Stop(EPOCH))
     assert target.exit_status() == 0

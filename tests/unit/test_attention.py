@@ -1,4 +1,4 @@
-"""Attention over slots: right against plain attention, and bitwise the same in any company."""
+"""Attention over blocks: right against plain attention, and bitwise the same in any company."""
 
 from __future__ import annotations
 
@@ -8,42 +8,55 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.attention import PLAIN, ROW_BY_ROW, TILES, SlotAttention, Span, blocked, prove_tiling
-from workers.kv import SlotKV
+from workers.attention import PLAIN, ROW_BY_ROW, TILES, PagedAttention, Span, blocked, prove_tiling
+from workers.blocks import BLOCK, BlockPool, blocks_for
+from workers.kv import PagedKV
 
-SLOTS, CAPACITY = 8, 600
+SEQS, LENGTH = 8, 600
 SHAPES = {"grouped": (3, 9, 64), "multi-query": (1, 4, 16), "one to one": (2, 2, 80)}
 
 
 class Bench:
-    """Random queries, keys and values for every position of every slot, all of which are written."""
+    """Random queries, keys and values for every position of some sequences, all of which are written.
 
-    def __init__(self, shape, tiling=None):
+    The sequences' blocks lie between each other's.
+    """
+
+    def __init__(self, shape, tiling=None, dtype=torch.float32):
         self.kv_heads, self.query_heads, self.head_dim = shape
         self.tiling = tiling or prove_tiling(*shape, torch.float32, "cpu")
-        self.kv = SlotKV(1, SLOTS, self.kv_heads, CAPACITY, self.head_dim, torch.float32, "cpu")
+        pool = BlockPool(SEQS * blocks_for(LENGTH))
+        self.kv = PagedKV(1, pool, self.kv_heads, self.head_dim, dtype, "cpu")
         heads = self.query_heads + 2 * self.kv_heads
         generator = torch.Generator().manual_seed(1)
-        self.qkv = torch.randn(SLOTS, CAPACITY, heads, self.head_dim, generator=generator)
-        self.attention = SlotAttention(self.kv, self.query_heads, self.tiling)
-        step = self.attention.plan([Span(slot, 0, CAPACITY) for slot in range(SLOTS)])
-        self.kv.write(0, self.qkv.flatten(0, 1)[:, self.query_heads :], step.places)
+        self.qkv = torch.randn(SEQS, LENGTH, heads, self.head_dim, generator=generator)
+        self.qkv[:, :, self.query_heads :] = self.qkv[:, :, self.query_heads :].to(dtype)
+        self.attention = PagedAttention(self.kv, self.query_heads, torch.float32, self.tiling)
+        for seq in range(SEQS):
+            pool.open(seq)
+        for first in range(0, LENGTH, BLOCK):
+            for seq in range(SEQS):
+                part = self.qkv[seq, first : first + BLOCK, self.query_heads :]
+                self.kv.reserve(seq, len(part))
+                places = self.kv.places([seq] * len(part), range(first, first + len(part)))
+                self.kv.write(0, part, places)
+                pool.append(seq, [seq] * len(part))
 
     def run(self, *spans, rows=0, sliding_window=0):
-        parts = [self.qkv[span.slot, span.start : span.start + span.length] for span in spans]
+        parts = [self.qkv[span.seq, span.start : span.start + span.length] for span in spans]
         packed = torch.cat(parts)
         if rows > len(packed):
             packed = F.pad(packed, (0, 0, 0, 0, 0, rows - len(packed)))
         step = self.attention.plan(spans, rows, sliding_window)
         return self.attention.attend(0, packed, step, self.head_dim**-0.5)
 
-    def oracle(self, slot, position, sliding_window=0):
+    def oracle(self, seq, position, sliding_window=0):
         first = max(0, position + 1 - sliding_window) if sliding_window else 0
         per_head = self.query_heads // self.kv_heads
-        seen = self.qkv[slot, first : position + 1, self.query_heads :].double().transpose(0, 1)
+        seen = self.qkv[seq, first : position + 1, self.query_heads :].double().transpose(0, 1)
         keys = seen[: self.kv_heads].repeat_interleave(per_head, 0)
         values = seen[self.kv_heads :].repeat_interleave(per_head, 0)
-        query = self.qkv[slot, position, : self.query_heads, None].double()
+        query = self.qkv[seq, position, : self.query_heads, None].double()
         return F.scaled_dot_product_attention(query, keys, values).flatten()
 
 
@@ -71,60 +84,73 @@ def test_rows_are_those_of_plain_attention(tiling, sliding_window):
     rows = iter(bench.run(*MIXED, rows=96, sliding_window=sliding_window))
     for span in MIXED:
         for position in range(span.start, span.start + span.length):
-            expected = bench.oracle(span.slot, position, sliding_window)
+            expected = bench.oracle(span.seq, position, sliding_window)
             assert (next(rows) - expected).abs().max() < 1e-5
+
+
+def test_keys_in_a_narrower_type_are_widened():
+    bench = Bench(SHAPES["grouped"], dtype=torch.bfloat16)
+    rows = iter(bench.run(*MIXED))
+    for span in MIXED:
+        for position in range(span.start, span.start + span.length):
+            assert (next(rows) - bench.oracle(span.seq, position)).abs().max() < 1e-5
 
 
 def test_keys_and_values_of_the_step_are_stored_and_padding_is_not():
     bench = Bench(SHAPES["grouped"])
-    bench.kv.write(0, torch.zeros(SLOTS * CAPACITY, 6, 64), bench.kv.places(*everywhere()))
+    for seq in range(SEQS):
+        places = bench.kv.places([seq] * LENGTH, range(LENGTH))
+        bench.kv.write(0, torch.zeros(LENGTH, 6, 64), places)
     bench.run(Span(4, 10, 2), rows=8)
-    keys, values = bench.kv.read(0, 0, SLOTS, CAPACITY)
-    written = keys.view(SLOTS, 3, CAPACITY, 64).any(dim=3).any(dim=1)
+    pieces = bench.kv.pieces(range(SEQS), blocks_for(LENGTH))
+    keys, values = bench.kv.read(0, pieces, SEQS, torch.float32)
+    written = keys.view(SEQS, 3, -1, 64).any(dim=3).any(dim=1)
     assert written.nonzero().tolist() == [[4, 10], [4, 11]]
     assert torch.equal(values[4 * 3 : 5 * 3, 10:12].transpose(0, 1), bench.qkv[4, 10:12, 12:])
 
 
-def everywhere():
-    places = [(slot, position) for slot in range(SLOTS) for position in range(CAPACITY)]
-    return [slot for slot, _ in places], [position for _, position in places]
-
-
-def test_neighbouring_slots_with_equal_tiles_share_a_call():
+def test_equal_tiles_that_see_about_as_much_share_a_call():
     bench = Bench(SHAPES["grouped"])
-    groups = bench.attention.plan([Span(3, 9, 2), Span(1, 70, 2), Span(2, 5, 1), Span(5, 0, 2)]).groups
-    assert [(group.slot, group.slots, group.length) for group in groups] == [(1, 3, 128), (5, 1, 64)]
+    spans = [Span(3, 9, 2), Span(1, 150, 2), Span(2, 70, 1), Span(5, 0, 6), Span(4, 500, 1)]
+    groups = bench.attention.plan(spans).groups
+    assert [(group.pieces, group.length) for group in groups] == [(1, 512), (2, 192), (1, 64), (1, 64)]
+
+
+def test_a_call_gathers_so_many_blocks_and_no_more():
+    bench = Bench(SHAPES["grouped"])
+    groups = bench.attention.plan([Span(seq, 590, 1) for seq in range(SEQS)]).groups
+    assert [(group.pieces, group.length) for group in groups] == [(2, 640)] * 4
 
 
 def test_a_long_window_is_cut_into_tiles():
     bench = Bench(SHAPES["grouped"])
     groups = bench.attention.plan([Span(0, 0, 130)]).groups
-    assert [group.mask.shape[1] // 3 for group in groups] == [64, 64, 2]
-    assert [group.length for group in groups] == [64, 128, 192]
+    assert [group.mask.shape[1] // 3 for group in groups] == [2, 64]
+    assert [(group.pieces, group.length) for group in groups] == [(1, 192), (2, 128)]
 
 
 SPANS = st.lists(
-    st.tuples(st.integers(0, CAPACITY - 1), st.integers(1, 80)), min_size=1, max_size=SLOTS
+    st.tuples(st.integers(0, LENGTH - 1), st.integers(1, 80)), min_size=1, max_size=SEQS
 ).flatmap(
-    lambda windows: st.permutations(range(SLOTS)).map(lambda slots: list(zip(slots, windows, strict=False)))
+    lambda windows: st.permutations(range(SEQS)).map(lambda seqs: list(zip(seqs, windows, strict=False)))
 )
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(spans=SPANS, data=st.data())
 def test_a_row_is_bitwise_the_same_in_any_company(bench, spans, data):
-    spans = [Span(slot, start, min(length, CAPACITY - start)) for slot, (start, length) in spans]
+    spans = [Span(seq, start, min(length, LENGTH - start)) for seq, (start, length) in spans]
     rows = bench.run(*spans)
     first = 0
     for span in spans:
         offset = data.draw(st.integers(0, span.length - 1))
-        alone = bench.run(Span(span.slot, span.start + offset, 1))
+        alone = bench.run(Span(span.seq, span.start + offset, 1))
         assert torch.equal(rows[first + offset], alone[0])
         first += span.length
 
 
 def test_a_row_is_the_same_for_any_number_of_threads(bench):
-    spans = [Span(slot, 180 + 13 * slot, 16) for slot in range(SLOTS)]
+    spans = [Span(seq, 180 + 13 * seq, 16) for seq in range(SEQS)]
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -176,8 +202,8 @@ def test_row_by_row_is_exact_by_construction():
     """Even a kernel whose bits depend on every dimension of the call cannot tell company then."""
     bench = Bench(SHAPES["grouped"], ROW_BY_ROW)
     kernel = shape_dependent(lambda rows, length, batch, reduction: (rows * length + batch) % 5 > 1)
-    bench.attention = SlotAttention(bench.kv, 9, ROW_BY_ROW, kernel)
+    bench.attention = PagedAttention(bench.kv, 9, torch.float32, ROW_BY_ROW, kernel)
     rows = iter(bench.run(*MIXED))
     for span in MIXED:
         for position in range(span.start, span.start + span.length):
-            assert torch.equal(next(rows), bench.run(Span(span.slot, position, 1))[0])
+            assert torch.equal(next(rows), bench.run(Span(span.seq, position, 1))[0])

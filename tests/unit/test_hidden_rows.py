@@ -11,7 +11,7 @@ from executor import dialogue
 from executor.hidden_rows import KeptRows
 from executor.lane import Lane
 from executor.verifying import _rows_since, _sound
-from ipc.messages import HeadSpec, HiddenRows, LaneSpec, VerifiedItem, VerifyItem
+from ipc.messages import HeadSpec, HiddenRows, LaneSpec, VerifyItem
 from workers.engines.tap import Tap
 
 WINDOW = 8
@@ -68,8 +68,8 @@ def test_only_news_are_asked_for():
     assert _rows_since(asked, [1, 2], HEAD, 1000) == 19
 
 
-def verdict(rows: list[HiddenRows]) -> VerifiedItem:
-    return VerifiedItem(0, 0, base_len=10, n_accepted=1, next_token=3, logprobs=[], rows=rows)
+END = 11
+"""Ten tokens are committed, and one of the draft was accepted."""
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,14 @@ def verdict(rows: list[HiddenRows]) -> VerifiedItem:
 )
 def test_rows_that_cannot_be_are_not_believed(rows, believed):
     asked = VerifyItem(0, 0, base_len=10, since=[1], draft=[1, 2], rows_since=9)
-    assert _sound(asked, verdict(rows), HEAD) is believed
+    assert _sound(asked, rows, END, HEAD) is believed
 
 
 def test_rows_that_nobody_asked_for_are_not_believed():
     asked = VerifyItem(0, 0, base_len=10, since=[1], draft=[1, 2])
-    assert _sound(asked, verdict([]), None)
-    assert not _sound(asked, verdict([part(9, 2)]), None)
-    assert not _sound(asked, verdict([part(9, 2)]), HEAD)
+    assert _sound(asked, [], END, None)
+    assert not _sound(asked, [part(9, 2)], END, None)
+    assert not _sound(asked, [part(9, 2)], END, HEAD)
 
 
 def lane(head: HeadSpec | None) -> Lane:

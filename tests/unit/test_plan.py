@@ -52,7 +52,7 @@ def test_every_running_sequence_takes_part_in_order():
 )
 def test_a_draft_is_the_longest_of_use_within_both_contexts(prompt, left, done, k, target, own):
     running = request([1] * prompt, [1] * done, max_tokens=done + left)
-    [(_, planned)] = plan_round([running], Limits(k, target, own))
+    [(_, planned, _)] = plan_round([running], Limits(k, target, own))
     length = prompt + done
 
     def fits(drafted: int) -> bool:
@@ -77,4 +77,4 @@ def test_suspects_of_a_death_go_alone_the_least_suspect_first(strikes, alone):
 def test_a_quarantined_sequence_takes_plain_steps():
     running = request([1, 2, 3])
     running.speculate = False
-    assert plan_round([running], Limits(5, 100, 100)) == [Step(running, 0)]
+    assert plan_round([running], Limits(5, 100, 100)) == [Step(running, 0, drafted=False)]

@@ -244,3 +244,12 @@ def test_every_device_gives_the_same_tokens():
     on_cpu = Sampler(49152, "cpu").sample(logits, draws)
     on_gpu = Sampler(49152, "cuda").sample(logits.cuda(), draws)
     assert [sample.token for sample in on_cpu] == [sample.token for sample in on_gpu]
+
+
+def test_confidences_are_probabilities_of_single_tokens():
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0)) * 4
+    room = torch.empty(3)
+    expected = torch.softmax(logits, 1)[range(3), [7, 0, 49]]
+    for out in (None, room):
+        found = Sampler(50, "cpu").confidences(logits, [7, 0, 49], out)
+        assert found == pytest.approx(expected.tolist(), rel=1e-5)

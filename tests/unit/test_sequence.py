@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ipc.errors import ProtocolError
 from ipc.messages import OpenedSequence, SamplingSpec
+from workers.engines.engine import Window
 from workers.lane import SequenceTable
 from workers.sequence import LaneSequence
 
@@ -20,28 +21,45 @@ def opened(tokens: list[int], seq: int = 0, gen: int = 0) -> OpenedSequence:
 
 
 def test_the_first_window_is_the_whole_prompt():
-    assert LaneSequence(opened([5, 6, 7])).window([], rows=1) == (0, [5, 6, 7])
+    assert LaneSequence(opened([5, 6, 7])).window([], rows=1) == Window(0, 0, [5, 6, 7], 1)
+
+
+def test_what_the_engine_has_from_elsewhere_is_not_run():
+    sequence = LaneSequence(opened([5, 6, 7, 8]))
+    sequence.hold(2)
+    assert sequence.window([], rows=1) == Window(0, 2, [7, 8], 1)
+
+
+def test_a_long_history_is_run_in_parts_and_gives_its_rows_with_the_last():
+    sequence = LaneSequence(opened([1, 2, 3, 4, 5, 6]))
+    windows = [sequence.window([7], rows=2, room=2) for _ in range(4)]
+    assert windows == [
+        Window(0, 0, [1, 2], 0),
+        Window(0, 2, [3, 4], 0),
+        Window(0, 4, [5, 6, 7], 2),
+        Window(0, 5, [6, 7], 2),
+    ]
 
 
 def test_accepted_drafts_are_not_run_again():
     sequence = LaneSequence(opened([5, 6]))
-    assert sequence.window([1, 2, 3], rows=4) == (0, [5, 6, 1, 2, 3])
+    assert sequence.window([1, 2, 3], rows=4) == Window(0, 0, [5, 6, 1, 2, 3], 4)
     sequence.advance(5, [1, 2, 9])  # two accepted, then the target's own token
-    assert sequence.window([4], rows=2) == (4, [9, 4])
+    assert sequence.window([4], rows=2) == Window(0, 4, [9, 4], 2)
 
 
 def test_a_rejected_draft_is_run_over():
     sequence = LaneSequence(opened([5]))
     sequence.window([1, 2], rows=3)
     sequence.advance(2, [8])
-    assert sequence.window([], rows=1) == (1, [8])
+    assert sequence.window([], rows=1) == Window(0, 1, [8], 1)
 
 
 def test_the_wanted_rows_are_run_even_if_cached():
     sequence = LaneSequence(opened([5, 6, 7]))
     sequence.window([], rows=1)
-    assert sequence.window([], rows=1) == (2, [7])
-    assert sequence.window([], rows=2) == (1, [6, 7])
+    assert sequence.window([], rows=1) == Window(0, 2, [7], 1)
+    assert sequence.window([], rows=2) == Window(0, 1, [6, 7], 2)
 
 
 @pytest.mark.parametrize(("base_len", "since"), [(5, [1]), (1, [1, 2]), (0, []), (4, []), (-1, [])], ids=repr)
@@ -62,14 +80,18 @@ def test_the_engine_always_holds_the_history_and_runs_no_accepted_draft_again(pr
         rows_of_draft = data.draw(st.booleans())  # the target wants all rows, a speculator the last
         wanted = data.draw(st.lists(TOKEN, max_size=4))
         rows = len(wanted) + 1 if rows_of_draft else 1
-        start, run = sequence.window(wanted, rows)
+        room = data.draw(st.one_of(st.none(), st.integers(0, 4)))
+        _, start, run, given = sequence.window(wanted, rows, room)
         full = history + wanted
         shorter = min(len(held), len(full))
         agreeing = next((i for i, (a, b) in enumerate(zip(held, full, strict=False)) if a != b), shorter)
         assert start == min(agreeing, len(full) - rows)
         held[start:] = run
-        assert held == full
-        assert len(run) >= rows
+        missing = len(full) - rows - start
+        if room is None or missing <= room:
+            assert (held, given) == (full, rows)
+        else:
+            assert (held, given) == (full[: start + room], 0)
 
         rollback = data.draw(st.integers(0, min(2, len(history) - 1)))
         since = data.draw(st.one_of(st.just(wanted), st.lists(TOKEN, min_size=1, max_size=3)))

@@ -75,6 +75,11 @@ class Served(Protocol):
         ...
 
     @property
+    def reused_tokens(self) -> int:
+        """Tokens that sequences held when they were opened, in total."""
+        ...
+
+    @property
     def device_id(self) -> str:
         """The device that it runs on, as all processes identify it."""
         ...
@@ -107,8 +112,11 @@ class Served(Protocol):
 class Engine(Served, Protocol, Generic[R]):
     """A causal language model. `R` is the engine's own type of a batch of logit rows."""
 
-    def open(self, seq: int) -> None:
-        """Make room for a sequence. Raises MemoryError if there is none."""
+    def open(self, seq: int, tokens: Sequence[int] = ()) -> int:
+        """Take in a sequence of these tokens; returns how many of them, from the start on, it holds already.
+
+        Raises MemoryError if there are max_sequences.
+        """
         ...
 
     def close(self, seq: int) -> None: ...

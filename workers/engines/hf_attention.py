@@ -2,7 +2,7 @@
 
 A model finds `attention` under the name NAME in transformers' AttentionInterface and passes it a context, the
 keyword `lane`: a Survey notes what each layer asks for and refuses what cannot be honoured; a PackedWindows
-computes. This file knows nothing of checkpoints, sampling or sequences other than their slots.
+computes. This file knows nothing of checkpoints and sampling.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch.nn import functional
 
+from workers.blocks import blocks_for
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor, nn
 
-    from workers.kv import SlotKV
+    from workers.attention import Span
+    from workers.kv import PagedKV
 
 NAME = "speclane"
 
@@ -60,14 +63,6 @@ class Layer(NamedTuple):
     key_dim: int
     value_dim: int
     form: Form
-
-
-class Piece(NamedTuple):
-    """`length` successive tokens of the sequence in `slot`, from position `start` on."""
-
-    slot: int
-    start: int
-    length: int
 
 
 class Context(Protocol):
@@ -148,16 +143,20 @@ class Survey:
 
 
 class PackedWindows:
-    """Context of a pass over pieces of sequences, packed one behind the other.
+    """Context of a pass over spans of sequences, packed one behind the other.
 
     `kv` has at least the heads and head dimension of every layer. New keys and values are written to their
-    positions first; then each piece attends over the prefix of its own sequence.
+    positions first; then each span attends over the prefix of its own sequence.
     """
 
-    def __init__(self, pieces: Sequence[Piece], kv: SlotKV) -> None:
-        self._pieces = pieces
+    def __init__(self, spans: Sequence[Span], kv: PagedKV) -> None:
+        self._spans = spans
         self._kv = kv
-        self._masks: dict[tuple[Piece, int, int | None], Tensor] = {}
+        seqs = [span.seq for span in spans for _ in range(span.length)]
+        positions = [position for span in spans for position in range(span.start, span.start + span.length)]
+        self._places = kv.places(seqs, positions)
+        self._pieces = [kv.pieces([span.seq], blocks_for(span.start + span.length)) for span in spans]
+        self._masks: dict[tuple[Span, int, int | None], Tensor] = {}
 
     def attend(
         self,
@@ -170,20 +169,30 @@ class PackedWindows:
     ) -> Tensor:
         """See Context."""
         index = int(module.layer_idx)  # type: ignore[arg-type]
+        self._kv.write(index, self._rows(key, value), self._places)
         out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
         at = 0
-        for piece in self._pieces:
-            rows = slice(at, at + piece.length)
-            keys, values = self._kv.read(index, piece.slot, 1, piece.start + piece.length)
-            keys, values = keys[: len(key), :, : key.shape[2]], values[: len(value), :, : value.shape[2]]
-            keys[:, piece.start :] = key[:, rows]
-            values[:, piece.start :] = value[:, rows]
-            out[rows] = self._one(query[:, rows], keys, values, piece, form).transpose(0, 1)
-            at += piece.length
+        for span, pieces in zip(self._spans, self._pieces, strict=True):
+            rows = slice(at, at + span.length)
+            end = span.start + span.length
+            keys, values = self._kv.read(index, pieces, 1, query.dtype)
+            keys, values = (
+                keys[: len(key), :end, : key.shape[2]],
+                values[: len(value), :end, : value.shape[2]],
+            )
+            out[rows] = self._one(query[:, rows], keys, values, span, form).transpose(0, 1)
+            at += span.length
         return out
 
-    def _one(self, query: Tensor, keys: Tensor, values: Tensor, piece: Piece, form: Form) -> Tensor:
-        """Output [heads, rows, value_dim] of one piece.
+    def _rows(self, key: Tensor, value: Tensor) -> Tensor:
+        """As the storage takes them: a layer may have fewer heads or dimensions than others."""
+        rows = key.new_zeros(key.shape[1], 2, self._kv.kv_heads, self._kv.head_dim)
+        for side, heads in enumerate((key, value)):
+            rows[:, side, : len(heads), : heads.shape[2]] = heads.transpose(0, 1)
+        return rows.flatten(1, 2)
+
+    def _one(self, query: Tensor, keys: Tensor, values: Tensor, span: Span, form: Form) -> Tensor:
+        """Output [heads, rows, value_dim] of one span.
 
         Query heads that share keys become rows of one product, which is fastest for few rows; for many rows
         they stay apart, so that the mask need not be repeated.
@@ -191,27 +200,27 @@ class PackedWindows:
         heads, rows, _ = query.shape
         apart = heads // keys.shape[0] if rows > _FEW_ROWS else 1
         repeats = heads // keys.shape[0] // apart
-        first = 0 if form.sliding_window is None else max(0, piece.start + 1 - form.sliding_window)
+        first = 0 if form.sliding_window is None else max(0, span.start + 1 - form.sliding_window)
         attended = _attend(
             query.reshape(keys.shape[0], apart, -1, query.shape[2]),
             keys[:, None, first:].expand(-1, apart, -1, -1),
             values[:, None, first:].expand(-1, apart, -1, -1),
-            self._mask(piece, first, form.sliding_window, repeats, query.dtype),
+            self._mask(span, first, form.sliding_window, repeats, query.dtype),
             form,
         )
         return attended.reshape(heads, rows, values.shape[2])
 
     def _mask(
-        self, piece: Piece, first: int, sliding_window: int | None, repeats: int, dtype: torch.dtype
+        self, span: Span, first: int, sliding_window: int | None, repeats: int, dtype: torch.dtype
     ) -> Tensor | None:
         """Additive mask [repeats * rows, keys from `first` on]; None where a lone query sees all of them."""
-        if piece.length == 1:
+        if span.length == 1:
             return None
-        name = (piece, repeats, sliding_window)
+        name = (span, repeats, sliding_window)
         if name not in self._masks:
             device = self._kv.device
-            end = piece.start + piece.length
-            position = torch.arange(piece.start, end, device=device)[:, None]
+            end = span.start + span.length
+            position = torch.arange(span.start, end, device=device)[:, None]
             seen = torch.arange(first, end, device=device)[None]
             hidden = seen > position
             if sliding_window is not None:

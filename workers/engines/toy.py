@@ -76,7 +76,7 @@ class ToyEngine(Weightless):
         self.model = ToyModel(self.parameters)
         self._max_sequences = spec.max_sequences
         self._max_model_len = min(spec.max_model_len or self.parameters.context, self.parameters.context)
-        super().__init__(spec.max_sequences, self._max_model_len, _POINTER_BYTES)
+        super().__init__(spec, self._max_model_len, _POINTER_BYTES)
         self._held: dict[int, list[int]] = {}
         self._plain_samples: dict[int, Sample] = {}
 
@@ -94,18 +94,18 @@ class ToyEngine(Weightless):
     def notes(self) -> list[str]:
         return [f"toy model without weights: {self.parameters}"]
 
-    def open(self, seq: int) -> None:
+    def open(self, seq: int, tokens: Sequence[int] = ()) -> int:
         """Raises MemoryError if max_sequences are open, ValueError if this one is."""
-        if seq in self._held:
-            raise ValueError(f"sequence {seq} is open already")
-        if len(self._held) >= self._max_sequences:
+        if len(self._held) >= self._max_sequences and seq not in self._held:
             raise MemoryError(f"no room for sequence {seq}: max_sequences={self._max_sequences} are open")
-        self._held[seq] = []
+        count = self.pool.open(seq, tokens)
+        self._held[seq] = list(tokens[:count])
+        return count
 
     def close(self, seq: int) -> None:
         """Raises KeyError if the sequence is not open."""
-        if self._held.pop(seq, None) is None:
-            raise KeyError(f"sequence {seq} is not open")
+        self.pool.close(seq)
+        del self._held[seq]
 
     def forward(self, windows: Sequence[Window]) -> list[int]:
         """States of the wanted rows. Raises KeyError for an unknown sequence, ValueError for a bad window."""
@@ -164,6 +164,9 @@ class ToyEngine(Weightless):
         for token in tokens:
             if not 0 <= token < size:
                 raise ValueError(f"sequence {seq}: token {token} is outside the vocabulary of {size}")
+        self.pool.truncate(seq, start)
+        self.pool.reserve(seq, count)
+        self.pool.append(seq, tokens)
         held[start:] = tokens
         return held
 

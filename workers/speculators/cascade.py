@@ -109,6 +109,8 @@ class CascadeSpeculator:
 
     pass_tokens = 0
 
+    reused_tokens = 0
+
     def __init__(self, spec: LaneSpec) -> None:
         """Raises ValueError or OSError if the head cannot be had."""
         assert spec.head is not None, "a head is what this speculator is made of"

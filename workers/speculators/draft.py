@@ -6,8 +6,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from workers.engines.engine import Window
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -26,7 +24,7 @@ class DraftSpeculator:
         self._engine = engine
 
     def open(self, sequence: LaneSequence) -> None:
-        self._engine.open(sequence.seq)
+        sequence.hold(self._engine.open(sequence.seq, sequence.tokens))
 
     def close(self, sequence: LaneSequence) -> None:
         self._engine.close(sequence.seq)
@@ -36,7 +34,7 @@ class DraftSpeculator:
 
         A sequence with k = 0 is only run up to date.
         """
-        behind = [_window(ask.sequence, (), rows=0) for ask in asks if ask.k == 0]
+        behind = [ask.sequence.window((), rows=0) for ask in asks if ask.k == 0]
         if behind := [window for window in behind if window.tokens]:
             self._engine.forward(behind)
         proposals: dict[int, list[int]] = {ask.sequence.seq: [] for ask in asks}
@@ -52,7 +50,7 @@ class DraftSpeculator:
 
     def _guesses(self, active: Sequence[tuple[Ask, list[int]]]) -> Sequence[int | None]:
         """The next token of each; None for those that have none, who are found by running each alone."""
-        windows = [_window(ask.sequence, tokens) for ask, tokens in active]
+        windows = [ask.sequence.window(tokens, rows=1) for ask, tokens in active]
         draws = [ask.sequence.draws(tokens, rows=1)[0] for ask, tokens in active]
         try:
             rows = self._engine.forward(windows)
@@ -67,8 +65,3 @@ class DraftSpeculator:
                 if ask.confidences is not None:
                     ask.confidences.append(chance)
         return guesses
-
-
-def _window(sequence: LaneSequence, tokens: Sequence[int], rows: int = 1) -> Window:
-    start, run = sequence.window(tokens, rows)
-    return Window(sequence.seq, start, run, rows)

@@ -22,7 +22,7 @@ _INDEX_BYTES = 600
 
 class NgramSpeculator(Weightless):
     def __init__(self, spec: LaneSpec) -> None:
-        super().__init__(spec.max_sequences, spec.max_model_len, _INDEX_BYTES)
+        super().__init__(spec, spec.max_model_len, _INDEX_BYTES)
         self._max_model_len = spec.max_model_len
         self._indexes: dict[int, NgramIndex] = {}
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 class SuffixSpeculator(Weightless):
     def __init__(self, spec: LaneSpec) -> None:
-        super().__init__(spec.max_sequences, spec.max_model_len, TOKEN_BYTES)
+        super().__init__(spec, spec.max_model_len, TOKEN_BYTES)
         self._max_model_len = spec.max_model_len
         prior = Prior(FilePath(spec.prior)) if spec.prior else None
         calibration = Calibration(first_estimate)

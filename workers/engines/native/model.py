@@ -12,6 +12,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from workers.scratch import Layers
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -26,6 +28,7 @@ _SERIAL_ELEMENTS = 32767
 """Element-wise operations on more elements are cut between threads, at places that depend on their number."""
 
 
+FRESH = Layers()
 S = TypeVar("S", contravariant=True)
 
 
@@ -37,14 +40,15 @@ class Attention(Protocol[S]):
         ...
 
 
-def rms_norm(x: Tensor, norm: Norm) -> Tensor:
+def rms_norm(x: Tensor, norm: Norm, out: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
     """x / √(mean(x²) + ε) · weight over the last dimension (arXiv 1910.07467), computed in float32.
 
-    Both sides of the fraction are taken times √n, which saves an operation.
+    Both sides of the fraction are taken times √n, which saves an operation. `out` and `scale` are float32
+    storage to work in, of the shape of x, and of x with one feature.
     """
-    scale: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32, out=scale)
     scale.mul_(scale).add_(norm.epsilon).rsqrt_()
-    y = (x * scale).mul_(norm.weight)
+    y = torch.mul(x, scale, out=out).mul_(norm.weight)
     return y if y.dtype == x.dtype else y.to(x.dtype)
 
 
@@ -60,14 +64,14 @@ def rotations(positions: npt.NDArray[np.int64], inverse_frequencies: npt.NDArray
     return torch.from_numpy(table).view(len(positions), 1, 2, 2, len(inverse_frequencies))
 
 
-def rotate(heads: Tensor, table: Tensor) -> None:
+def rotate(heads: Tensor, table: Tensor, products: Tensor | None = None) -> None:
     """Turn heads [rows, heads, head_dim] in place. Each product and sum is rounded alone, so always alike."""
     rows, count, head_dim = heads.shape
-    products = heads.view(rows, count, 2, 1, head_dim // 2) * table
+    products = torch.mul(heads.view(rows, count, 2, 1, head_dim // 2), table, out=products)
     torch.add(products[:, :, 0], products[:, :, 1], out=heads.view(rows, count, 2, head_dim // 2))
 
 
-def gated(gate_up: Tensor) -> Tensor:
+def gated(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
     """silu(gate) · up of [rows, 2 · n] → [rows, n]; overwrites the gate."""
     features = gate_up.shape[1] // 2
     gate = gate_up[:, :features]
@@ -75,7 +79,7 @@ def gated(gate_up: Tensor) -> Tensor:
     rows = max(1, _SERIAL_ELEMENTS // features)
     for part in (gate,) if len(gate) <= rows else torch.split(gate, rows):
         F.silu(part, inplace=True)
-    return gate * gate_up[:, features:]
+    return torch.mul(gate, gate_up[:, features:], out=out)
 
 
 class Model:
@@ -97,6 +101,8 @@ class Model:
         self._head = head
         self._dtype = dtype
         self._scale = config.head_dim**-0.5
+        self.depth = len(layers)
+        """Only so many layers are run; all take the same memory."""
 
     def hidden(
         self,
@@ -105,26 +111,46 @@ class Model:
         attention: Attention[S],
         step: S,
         taps: dict[int, Tensor] | None = None,
+        scratch: Layers = FRESH,
     ) -> Tensor:
         """Rows [n, hidden] before the last norm, of tokens `ids` [n] at `positions` [n]; stores their KV.
 
-        `taps` is filled with the rows after so many layers, for the numbers that are its keys.
+        They stand in `scratch`, if that is given, until the next pass. `taps` is filled with the rows after
+        so many layers, for the numbers that are its keys.
         """
+        table = rotations(positions, self._config.inverse_frequencies).to(ids.device)
+        return self.run(ids, table, attention, step, taps, scratch)
+
+    def run(
+        self,
+        ids: Tensor,
+        table: Tensor,
+        attention: Attention[S],
+        step: S,
+        taps: dict[int, Tensor] | None = None,
+        scratch: Layers = FRESH,
+    ) -> Tensor:
+        """The same with the rotations of the positions, so that nothing comes from outside the device."""
         config = self._config
         rotated = config.query_heads + config.kv_heads
-        table = rotations(positions, config.inverse_frequencies).to(ids.device)
-        x = F.embedding(ids, self._embedding).to(self._dtype)
-        for index, layer in enumerate(self._layers):
-            qkv = layer.qkv(rms_norm(x, layer.input_norm)).view(len(ids), -1, config.head_dim)
+        x = self._embed(ids, scratch.x)
+        norm_room = scratch.normed, scratch.scale
+        for index, layer in enumerate(self._layers[: self.depth]):
+            qkv = layer.qkv(rms_norm(x, layer.input_norm, *norm_room)).view(len(ids), -1, config.head_dim)
             heads = qkv[:, :rotated]
             if layer.head_norm is not None:
-                heads.copy_(rms_norm(heads, layer.head_norm))
-            rotate(heads, table)
+                heads.copy_(rms_norm(heads, layer.head_norm, scratch.normed_heads, scratch.head_scale))
+            rotate(heads, table, scratch.products)
             x = x.add_(layer.attention_output(attention.attend(index, qkv, step, self._scale)))
-            x = x.add_(layer.down(gated(layer.gate_up(rms_norm(x, layer.post_norm)))))
+            gate_up = layer.gate_up(rms_norm(x, layer.post_norm, *norm_room))
+            x = x.add_(layer.down(gated(gate_up, scratch.gated)))
             if taps is not None and index + 1 in taps:
                 taps[index + 1] = x.clone()
         return x
+
+    def _embed(self, ids: Tensor, out: Tensor | None) -> Tensor:
+        rows = F.embedding(ids, self._embedding)
+        return rows.to(self._dtype) if out is None else out.copy_(rows)
 
     def normed(self, hidden: Tensor) -> Tensor:
         """The last norm of hidden rows."""
