@@ -25,11 +25,11 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2])]  # the packages, also 
 import prose  # noqa: E402
 import shards  # noqa: E402
 from dialogue import Dialogue, Markup  # noqa: E402
+from draft import DraftLearner  # noqa: E402
 from frequencies import tabulate  # noqa: E402
 from head import Head, Shape  # noqa: E402
 from learn import Learner, write  # noqa: E402
 from prompts import Prompts, belongs  # noqa: E402
-from simulate import simulate  # noqa: E402
 from teacher import Teacher  # noqa: E402
 
 from executor import shipped  # noqa: E402
@@ -70,6 +70,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--start", type=Path, default=SHIPPED, help="head to start from; its draft_to_target is kept"
     )
+    parser.add_argument(
+        "--layers",
+        type=int,
+        default=0,
+        help="train a plain draft model of so many of the target's layers, in OUT/draft, instead of a head",
+    )
     parser.add_argument("--target", default="smollm2-135m", help="alias, checkpoint directory or hub id")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--threads", type=int, default=0, help="0: as many as torch takes")
@@ -102,12 +108,7 @@ class Training:
         if args.part == "table":
             return
         self._teacher = Teacher(directory, TAPS, args.device)
-        start = load_file(args.start)
-        self._draft_to_target = start.pop("draft_to_target").to(args.device)
-        head = Head(Shape()).to(args.device)
-        head.load(start)
-        self._embedding = self._teacher.embedding
-        self._learner = Learner(head, self._embedding, self._draft_to_target, args.rate, args.decay)
+        self._learner = self._make_learner(directory)
         self._best, self._stale, self._turns = 0.0, 0, 0
         if (args.out / "state.json").is_file():
             self._learner.load(args.out / "learner.safetensors")
@@ -115,6 +116,17 @@ class Training:
             self._best, self._stale, self._turns = state["best"], state["stale"], state["turns"]
         if args.part != "write":
             self._held_out = self._make_held_out()
+
+    def _make_learner(self, directory: Path) -> Learner | DraftLearner:
+        args = self._args
+        if args.layers:
+            return DraftLearner(directory, args.layers, args.out, args.device, args.rate, args.decay)
+        start = load_file(args.start)
+        draft_to_target = start.pop("draft_to_target").to(args.device)
+        head = Head(Shape()).to(args.device)
+        head.load(start)
+        embedding = self._teacher.embedding
+        return Learner(head, embedding, draft_to_target, args.rate, args.decay, self._metadata)
 
     def run(self) -> None:
         args = self._args
@@ -218,23 +230,10 @@ class Training:
     def _evaluate(self, loss: float) -> None:
         lessons = type(self._held_out)(*(tensor.to(self._device) for tensor in self._held_out))
         learner = self._learner
-        score = simulate(learner.average, learner.output, self._embedding, self._draft_to_target, lessons, _K)
-        self._stale = 0 if score.length > self._best else self._stale + 1
-        by_position = [round(share, 3) for share in score.by_position]
-        self._log(
-            {
-                "turns": self._turns,
-                "seen": learner.seen,
-                "loss": round(loss, 4),
-                "length": round(score.length, 4),
-                "by_position": by_position,
-            }
-        )
+        score = learner.evaluate(lessons, _K)
         if score.length > self._best:
             self._best = score.length
-            tensors = {name: tensor.bfloat16() for name, tensor in learner.average.state_dict().items()}
-            tensors["draft_to_target"] = self._draft_to_target
-            write(self._args.out / "best.safetensors", tensors, self._metadata)
+            learner.export(self._args.out)
 
     @property
     def _metadata(self) -> dict[str, str]:

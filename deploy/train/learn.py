@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from simulate import Score, simulate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,9 +30,20 @@ _NOISE = 0.05
 
 class Learner:
     def __init__(
-        self, head: Head, embedding: Tensor, draft_to_target: Tensor, rate: float, decay: float
+        self,
+        head: Head,
+        embedding: Tensor,
+        draft_to_target: Tensor,
+        rate: float,
+        decay: float,
+        metadata: dict[str, str] | None = None,
     ) -> None:
-        """`embedding` [vocabulary, hidden]: the target's, which stay as they are, as do the output rows."""
+        """`embedding` [vocabulary, hidden]: the target's, which stay as they are, as do the output rows.
+
+        `metadata`: what the head's file has to say of itself.
+        """
+        self._draft_to_target = draft_to_target
+        self._metadata = metadata
         self.head = head
         self.average = copy.deepcopy(head)
         self.seen = 0
@@ -95,6 +107,16 @@ class Learner:
         guessed = logits.gather(-1, top.clamp(min=0)) - logits.logsumexp(dim=-1, keepdim=True)
         # Where little of the target's mass can be drafted, little can be learned.
         return -(share * guessed).sum() / share.sum().clamp(min=1e-6)
+
+    def evaluate(self, lessons: Lessons, k: int) -> Score:
+        """What the average of the weights is worth."""
+        return simulate(self.average, self.output, self._embedding, self._draft_to_target, lessons, k)
+
+    def export(self, out: Path) -> None:
+        """The average, as `best.safetensors`."""
+        tensors = {name: tensor.bfloat16() for name, tensor in self.average.state_dict().items()}
+        tensors["draft_to_target"] = self._draft_to_target
+        write(out / "best.safetensors", tensors, self._metadata)
 
     def save(self, file: Path) -> None:
         """Everything that going on needs. Written whole or not at all."""

@@ -12,7 +12,7 @@ def memory(
     ctx: typer.Context,
     batch: Annotated[int, typer.Option(help="Sequences that run at once.", metavar="B")] = 4,
     target: o.Target = None,
-    speculator: o.Speculator = "ngram",
+    speculator: o.Speculator = "auto",
     num_speculative_tokens: o.NumSpeculativeTokens = None,
     engine: o.Engine = "native",
     dtype: o.Dtype = "bf16",

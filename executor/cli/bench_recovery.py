@@ -18,7 +18,7 @@ def recovery(
     new_tokens: Annotated[int, typer.Option(help="Tokens of a stream.", metavar="N")] = _NEW_TOKENS,
     prompt: Annotated[str, typer.Option(help="What is asked.", metavar="TEXT")] = "Count to one thousand.",
     target: o.Target = None,
-    speculator: o.Speculator = "ngram",
+    speculator: o.Speculator = "auto",
     num_speculative_tokens: o.NumSpeculativeTokens = None,
     engine: o.Engine = "native",
     dtype: o.Dtype = "bf16",

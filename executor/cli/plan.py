@@ -15,7 +15,7 @@ def plan(
     ctx: typer.Context,
     batch: Annotated[int, typer.Option(help="Sequences that run at once.", metavar="B")] = 8,
     target: o.Target = None,
-    speculator: o.Speculator = "ngram",
+    speculator: o.Speculator = "auto",
     num_speculative_tokens: o.NumSpeculativeTokens = None,
     engine: o.Engine = "native",
     dtype: o.Dtype = "bf16",

@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.attention import PLAIN, ROW_BY_ROW, TILES, PagedAttention, Span, blocked, prove_tiling
+from workers.attention import PLAIN, ROW_BY_ROW, PagedAttention, Span, blocked
 from workers.blocks import BLOCK, BlockPool, blocks_for
 from workers.kv import PagedKV
+from workers.tiling_proof import TILES, prove_tiling
 
 SEQS, LENGTH = 8, 600
 SHAPES = {"grouped": (3, 9, 64), "multi-query": (1, 4, 16), "one to one": (2, 2, 80)}

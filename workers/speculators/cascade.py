@@ -133,7 +133,9 @@ class CascadeSpeculator:
             prior = Prior(Path(spec.prior)) if spec.prior else None
             self._lookup = Lookup(spec.max_model_len, prior, calibration)
         self._held: dict[int, _Held] = {}
-        per_token = TOKEN_BYTES if self._lookup is not None else 1
+        # A context has a fixed size, whatever the length of its sequence.
+        per_token = -(-self._head.context().nbytes // spec.max_model_len)
+        per_token += TOKEN_BYTES if self._lookup is not None else 0
         self._need = KvNeed(per_token, 1, spec.max_sequences * spec.max_model_len)
         self._footprint.loaded()
 
@@ -166,7 +168,7 @@ class CascadeSpeculator:
         return self._footprint.profile(self.warm_up, self._need, lambda: 0)
 
     def allocate(self, kv_tokens: int) -> None:
-        """A sequence's context has a fixed size, and is made when it opens."""
+        """A sequence's context is made when it opens."""
 
     @torch.inference_mode()
     def warm_up(self) -> None:

@@ -75,6 +75,10 @@ class Context:
     def clear(self) -> None:
         self._kept = self.length = 0
 
+    @property
+    def nbytes(self) -> int:
+        return self._keys.nbytes + self._values.nbytes
+
     def read(self) -> tuple[Tensor, Tensor]:
         """The latest window's keys and values, [kv_heads, n, head_dim]."""
         first = max(0, self.length - self._window)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from workers import scratch
-from workers.attention import PLAIN, PagedAttention, largest_need, prove_tiling
+from workers.attention import PLAIN, PagedAttention, largest_need
 from workers.blocks import BLOCK
 from workers.engines.native.config import read_config
 from workers.engines.native.decode import Decode
@@ -23,6 +23,7 @@ from workers.engines.paged import UBATCH, Form, PagedEngine
 from workers.graphs import Shape
 from workers.linear import ONE_BY_ONE, ROWS, WIDE_ROWS, choose, every_count, plain
 from workers.scratch import Widths
+from workers.tiling_proof import prove_tiling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,17 +9,19 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
+from small_models import save
 
 from workers.speculators.prior import OF, Prior
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "deploy" / "train"))
 
 from dialogue import Dialogue, Markup
+from draft import DraftLearner, spread
 from frequencies import tabulate
 from head import Head, Shape
 from learn import Learner
 from prompts import CATEGORIES, Prompts, belongs
-from simulate import score, simulate
+from simulate import score
 from teacher import TOP, Lessons
 
 sys.path.pop(0)
@@ -125,9 +127,7 @@ def test_a_head_learns_to_draft_several_tokens():
     made = learner()
     first = learn(made, 1)
     assert learn(made, 150) < first / 2
-    taught = lessons()
-    result = simulate(made.head, made.output, made._embedding, torch.arange(10), taught, k=3)
-    assert result.length > 3
+    assert made.evaluate(lessons(), k=3).length > 3
 
 
 def test_learning_goes_on_as_if_it_had_not_stopped(tmp_path):
@@ -142,3 +142,29 @@ def test_learning_goes_on_as_if_it_had_not_stopped(tmp_path):
     learn(resumed, 3)
     for one, other in zip(whole.average.parameters(), resumed.average.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_draft_of_some_layers_learns_too(tmp_path):
+    target = save(tmp_path / "target", "llama, tied", num_hidden_layers=4)
+    made = DraftLearner(target, 2, tmp_path, "cpu", rate=0.003, decay=0.0)
+    before = made.evaluate(lessons(), k=3).length
+    first = learn(made, 1)
+    assert learn(made, 120) < first / 2
+    after = made.evaluate(lessons(), k=3)
+    assert after.length > max(3, before)
+    assert len(after.by_position) == 3
+    made.export(tmp_path)
+    made.save(tmp_path / "learner.safetensors")
+    resumed = DraftLearner(target, 2, tmp_path, "cpu", rate=0.003, decay=0.0)
+    assert resumed.evaluate(lessons(), k=3).length > 3  # as exported, in 16 bits
+    resumed.load(tmp_path / "learner.safetensors")
+    assert resumed.seen == made.seen
+    assert resumed.evaluate(lessons(), k=3) == after
+
+
+def test_layers_are_spread_from_the_first_to_the_last():
+    assert spread(30, 6) == [0, 6, 12, 17, 23, 29]
+    assert spread(4, 2) == [0, 3]
+    assert spread(3, 3) == [0, 1, 2]
+    with pytest.raises(ValueError, match="layers must be from 2 to 30, got 1; try 6"):
+        spread(30, 1)
