@@ -83,6 +83,8 @@ class Device(Allocator[V], Protocol[V]):
     identity: str
     captures: bool
     """Whether it has graphs."""
+    lazy: bool
+    """Whether memory counts only once it has been written to."""
 
     def memory(self) -> Memory: ...
 
@@ -134,6 +136,7 @@ class Cpu:
     name = "cpu"
     identity = "cpu"
     captures = False
+    lazy = True
 
     def memory(self) -> Memory:
         held = int(psutil.Process().memory_info().rss)
@@ -171,6 +174,7 @@ class Cuda:
     """A GPU of this process, through torch. Held is what torch's allocator reserved there."""
 
     captures = True
+    lazy = False
 
     def __init__(self, name: str) -> None:
         """`cuda` is the first. Raises ValueError if there is no such GPU."""

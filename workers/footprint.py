@@ -42,8 +42,10 @@ class Footprint:
         kv: KvNeed,
         workspace: Callable[[], int] = lambda: 0,
         graphs: Callable[[], int] = lambda: 0,
+        thrown_away: Callable[[], int] = lambda: 0,
     ) -> MemoryProfile:
-        """Run the worst shapes and see how far memory rises; then ask for the bytes of workspace and graphs.
+        """Run the worst shapes and see how far memory rises; then ask for the bytes of workspace and graphs,
+        and of what is there only for the sake of this.
 
         On a CPU, sizes are of resident memory, so they hold whatever libraries keep for themselves.
         """
@@ -51,16 +53,18 @@ class Footprint:
         device.trim()
         device.forget_peak()
         before = device.memory().held
+        there = 0 if device.lazy else workspace()
         run()
         device.synchronise()
         after = device.memory()
+        beside = after.peak - before - (workspace() - there) - (0 if device.lazy else thrown_away())
         taken, captured = workspace(), graphs()
         return MemoryProfile(
             device=device.name,
             device_id=device.identity,
             process=self._before,
             weights=self._weights,
-            activations=max(0, after.peak - before - taken),
+            activations=max(0, beside),
             workspace=taken,
             graphs=captured,
             load_peak=max(self._load_peak, before),

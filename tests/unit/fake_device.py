@@ -95,6 +95,7 @@ class FakeDevice:
     name = "fake:0"
     identity = "fake"
     captures = True
+    lazy = False
 
     def __init__(self, size: int = 1 << 17) -> None:
         self.size = size

@@ -137,8 +137,13 @@ class PagedEngine(ABC):
         form = self._form
         useful = self._spec.max_sequences * blocks_for(form.max_model_len) * BLOCK
         need = KvNeed(form.kv_bytes_per_token, BLOCK, useful)
-        room = self.workspace
-        measured = self._footprint.profile(self._run_worst, need, lambda: room.nbytes, self._graph_bytes)
+        measured = self._footprint.profile(
+            self._run_worst,
+            need,
+            workspace=lambda: self.workspace.nbytes,
+            graphs=self._graph_bytes,
+            thrown_away=lambda: self._kv.nbytes(),
+        )
         self._make_kv(BlockPool(0))
         return measured
 
