@@ -86,7 +86,10 @@ class CheckpointText:
         """A model without a chat template gets the messages' contents as they are. Raises InvalidRequest."""
         if not self.tokenizer.has_chat_template:
             return self.encode(_contents(messages, tools))
-        return self.tokenizer.encode(self.tokenizer.render_chat(messages, tools=tools), add_special=False)
+        chat = self.tokenizer.render_chat(messages, tools=tools)
+        if tools and chat == self.tokenizer.render_chat(messages):
+            raise InvalidRequest("tools", "the model's chat template has no place for tools; leave them out")
+        return self.tokenizer.encode(chat, add_special=False)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(tokens, skip_special=False)

@@ -2,7 +2,14 @@
 
 import typer
 
-from executor.cli import bench_decode, bench_invariance, bench_memory, bench_overhead, bench_recovery
+from executor.cli import (
+    bench_decode,
+    bench_http,
+    bench_invariance,
+    bench_memory,
+    bench_overhead,
+    bench_recovery,
+)
 
 app = typer.Typer(help="Measure speclane on this machine.")
 app.command("decode")(bench_decode.decode)
@@ -10,3 +17,4 @@ app.command("overhead")(bench_overhead.overhead)
 app.command("invariance")(bench_invariance.invariance)
 app.command("recovery")(bench_recovery.recovery)
 app.command("memory")(bench_memory.memory)
+app.command("http")(bench_http.http)

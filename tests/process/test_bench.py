@@ -162,3 +162,16 @@ def test_decode_reports_each_category(tmp_path) -> None:
         assert fast["acceptance_length"] > 1
         assert fast["speedup"] == pytest.approx(fast["tok_s"] / plain["tok_s"], rel=1e-2)
     assert "extract" in bench("decode", *TOY, *DRAFT, *options).stdout
+
+
+def test_http() -> None:
+    done = bench("http", "--streams", "3", "--tokens", "20", "--step-ms", "1", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    result = json.loads(done.stdout)
+    assert (result["streams"], result["tokens"], result["k"]) == (3, 60, 5)
+    assert 0 < result["delay_ms"]["p50"] <= result["delay_ms"]["p99"]
+    assert min(result["tok_s"].values()) > 0
+    table = bench("http", "--streams", "1", "--tokens", "5", "--step-ms", "1")
+    assert table.returncode == 0
+    for heading in ("delay", "CPU", "speed"):
+        assert heading in table.stdout

@@ -115,7 +115,8 @@ class PagedEngine(ABC):
 
     @property
     def pass_tokens(self) -> int:
-        return self._form.pass_tokens
+        # Where rows are run one by one, a pass bounds nothing.
+        return self._form.pass_tokens if self._form.pass_tokens > 1 else 0
 
     @property
     def notes(self) -> list[str]:
