@@ -25,6 +25,14 @@ if TYPE_CHECKING:
 SHARED_TOKENS = 1 << 18
 """What is remembered of all sequences together; about 9 MiB."""
 
+
+class Luck(NamedTuple):
+    """Kind of a guess where the target samples, by what its noise foretells, in tenths."""
+
+    source: str
+    tenths: int
+
+
 ALTERNATIVES = 3
 """So many next tokens of a source are weighed where the target samples: which is right, its noise decides."""
 
@@ -103,7 +111,12 @@ class Path:
     def _proposal(self, source: str, guess: Guess) -> Proposal:
         kind = _kind(source, guess, self._greedy)
         usual = self._calibration.expected(kind)
-        return Proposal(guess.token, given_noise(usual, guess.token, self._sampling, self._position), kind)
+        if self._greedy:
+            return Proposal(guess.token, usual, (kind,))
+        # Guesses of a kind differ in their probability, and what noise foretells of the average is too bold.
+        foretold = given_noise(usual, guess.token, self._sampling, self._position)
+        luck = Luck(source, min(9, int(10 * foretold)))
+        return Proposal(guess.token, self._calibration.expected(luck), (kind, luck))
 
     def go(self, token: int) -> None:
         self._position += 1
@@ -118,5 +131,7 @@ def _kind(source: str, guess: Guess, greedy: bool) -> Kind:
 
 def first_estimate(kind: Hashable) -> float:
     """A rough share of right guesses, until there are better figures."""
+    if isinstance(kind, Luck):
+        return 0.06 * kind.tenths + 0.03
     assert isinstance(kind, Kind)
     return min(0.9, 0.08 + 0.07 * kind.length + 0.05 * kind.votes) * (kind.agreed + 1) / 9
