@@ -82,7 +82,7 @@ class History:
         for size, latest, before in zip(CONTEXTS, self._latest, self._before, strict=True):
             if len(context) >= size:
                 place = latest[hash(tuple(context[-size:])) & self._mask]
-                if found := self._follow(place, before, context, size):
+                if place >= 0 and (found := self._follow(place, before, context, size)):
                     longest = max(found)[0]
                     return [match for match in found if match[0] == longest]
         return []
@@ -118,26 +118,30 @@ class Walk:
     def __init__(self, history: History, context: Sequence[int]) -> None:
         self._history = history
         self._context = list(context[-MAX_MATCH:])
-        self._places = history.places(self._context)
+        self._places: list[tuple[int, int]] = []
+        self._searched = False
 
-    def guess(self) -> Guess | None:
-        """The most frequent next token, the latest of those that are tied."""
+    def guesses(self, most: int) -> list[Guess]:
+        """The most frequent next tokens, at most so many; of those that are tied the latest first."""
+        if not self._places and not self._searched:
+            self._places = self._history.places(self._context)
+            self._searched = True
         votes: dict[int, int] = {}
         for _, place in self._places:
             token = self._history.token(place)
             votes[token] = votes.get(token, 0) + 1
         votes.pop(SEPARATOR, None)
-        if not votes:
-            return None
-        token = max(votes, key=votes.__getitem__)
-        return Guess(token, self._places[0][0], votes[token], len(self._places))
+        ranked = sorted(votes, key=votes.__getitem__, reverse=True)[:most]
+        return [Guess(token, self._places[0][0], votes[token], len(self._places)) for token in ranked]
 
     def go(self, token: int) -> None:
-        """Let a token follow. Places at which another one did are dropped; if none is left, look again."""
+        """Let a token follow. Places at which another one did are dropped; if none is left, others are
+        looked for when they are asked for."""
         self._context = [*self._context[1 - MAX_MATCH :], token]
         history = self._history
         self._places = [
             (min(length + 1, MAX_MATCH), place + 1)
             for length, place in self._places
             if history.token(place) == token and history.token(place + 1) != SEPARATOR
-        ] or history.places(self._context)
+        ]
+        self._searched = False
