@@ -94,8 +94,6 @@ class Verifying:
         """What in a reply cannot be; empty if all can."""
         verdicts = {item.seq: item for item in reply.items}
         pending = {item.seq: item for item in reply.pending}
-        if (answers := len(reply.items) + len(reply.pending)) != len(asked):
-            return f"{answers} verdicts on {len(asked)} drafts"
         progress = bool(verdicts)
         for item in asked:
             if waits := pending.get(item.seq):
@@ -104,6 +102,8 @@ class Verifying:
                     return f"impossible delay {waits} of {item}"
             elif not _possible(item, verdicts.get(item.seq), vocabulary_size, head):
                 return f"impossible verdict {verdicts.get(item.seq)} on {item}"
+        if (answers := len(reply.items) + len(reply.pending)) != len(asked):
+            return f"{answers} verdicts on {len(asked)} drafts"
         return "" if progress else "neither a verdict nor progress towards one"
 
     def _strike(self, plan: Sequence[Step], target: Lane) -> None:

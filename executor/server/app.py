@@ -115,7 +115,7 @@ class Api:
     def _answer(self, body: Sampled, jobs: Sequence[Job], shape: Shape) -> Whole | Streamed:
         if body.stream_options is not None and not body.stream:
             refuse("stream_options", "stream_options is for streams; add stream: true")
-        generation = self._desk.begin(jobs)
+        generation = self._desk.begin(jobs, shape.id, body.user)
         return Streamed(generation, shape, body.stream_options) if body.stream else Whole(generation, shape)
 
     # ------------------------------------------------------------ models and tokens

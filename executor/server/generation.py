@@ -7,11 +7,13 @@ called by the coordinator.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from executor.errors import SpeclaneError
+from executor.events import line
 from executor.request import Completion, Delta
 from executor.server.errors import ApiError, api_error
 from executor.server.mailbox import Mailbox
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from executor.llm import LLM
     from executor.sampling import SamplingParams
     from executor.server.metrics import Metrics
+
+
+log = logging.getLogger("speclane")
 
 
 class Job(NamedTuple):
@@ -45,8 +50,11 @@ class Desk:
         self._sequences = 0
         self.draining = asyncio.Event()
 
-    def begin(self, jobs: Sequence[Job]) -> Generation:
-        """Submit all jobs or none. Raises ApiError: 429 if the queue has no room, 503 if nothing runs."""
+    def begin(self, jobs: Sequence[Job], label: str, user: str | None = None) -> Generation:
+        """Submit all jobs or none. `label` and `user` say in the log whose they are.
+
+        Raises ApiError: 429 if the queue has no room, 503 if nothing runs.
+        """
         if self.draining.is_set():
             raise ApiError(503, "the server is shutting down", code="shutting_down")
         if len(jobs) > self._capacity:
@@ -63,6 +71,7 @@ class Desk:
                 headers={"Retry-After": "1"},
             )
         generation = Generation(jobs, self._metrics, self._ended)
+        generation.label, generation.user = label, user
         self._open.add(generation)
         self._sequences += len(jobs)
         generation.start(self._llm, self._mailbox, self._timeout)
@@ -82,6 +91,7 @@ class Desk:
         self._sequences -= sequences
         if not generation.unfinished:
             self._open.discard(generation)
+            generation.log_end()
 
 
 class Generation:
@@ -100,7 +110,9 @@ class Generation:
         self._news = asyncio.Event()
         self._cancels: list[Callable[[], None]] = []
         self._deadline: asyncio.TimerHandle | None = None
-        self.began = time.perf_counter()
+        self.label = ""
+        self.user: str | None = None
+        self._began = time.perf_counter()
 
     def start(self, llm: LLM, mailbox: Mailbox, timeout: float | None) -> None:
         """Raises ApiError if the executor takes no requests any more."""
@@ -118,8 +130,9 @@ class Generation:
 
     def cancel(self) -> None:
         """Free its seats in both lanes; what has been generated stays."""
-        for cancel in self._cancels:
-            cancel()
+        for choice, cancel in enumerate(self._cancels):
+            if choice in self.unfinished:
+                cancel()
         if self._deadline is not None:
             self._deadline.cancel()
 
@@ -143,6 +156,24 @@ class Generation:
             pass
         return [self.completions[i] for i in range(len(self.jobs))]
 
+    def log_end(self) -> None:
+        """One line for each request, as of events: what it took and how it ended."""
+        completions = self.completions.values()
+        reasons = sorted({completion.finish_reason for completion in completions})
+        log.info(
+            "%s",
+            line(
+                "request_ended",
+                id=self.label,
+                user=self.user,
+                choices=len(self.jobs),
+                prompt_tokens=len(self.jobs[0].tokens),
+                tokens=sum(len(completion.token_ids) for completion in completions),
+                seconds=round(time.perf_counter() - self._began, 3),
+                reason=",".join(reasons) if self._failure is None else self._failure.code,
+            ),
+        )
+
     # ------------------------------------------------------------ inside
 
     def _receive(self, choice: int, output: Delta | Completion | SpeclaneError) -> None:
@@ -153,16 +184,16 @@ class Generation:
             self._arrived.append((choice, output))
         elif isinstance(output, Completion):
             watch.ended(output.finish_reason)
-            self._leave(choice)
             if output.finish_reason == "cancelled":
                 self._fail(ApiError(503, "the request was cancelled", code="cancelled"))
             else:
                 self.completions[choice] = output
                 self._arrived.append((choice, output))
+            self._leave(choice)
         else:
             watch.ended("error")
-            self._leave(choice)
             self._fail(api_error(output))
+            self._leave(choice)
 
     def _leave(self, choice: int) -> None:
         self.unfinished.discard(choice)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from executor.request import Acceptance
+from executor.server.latency import Distribution
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -38,20 +39,18 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._registry.register(_State(llm, model_name))
-        values = (model_name, "0")
+        self._values = values = (model_name, "0")
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, text, _LABELS, registry=self._registry, buckets=buckets).labels(*values)
-
-        self.first_token = histogram(
+        self.first_token = Distribution(
             "vllm:time_to_first_token_seconds", "From request to first token.", _FIRST_TOKEN
         )
-        self.between_tokens = histogram(
+        self.between_tokens = Distribution(
             "vllm:inter_token_latency_seconds", "Between tokens, as the executor gives them out.", _BETWEEN
         )
-        self.whole = histogram("vllm:e2e_request_latency_seconds", "From request to its end.", _WHOLE)
-        self.prompt_length = histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
-        self.length = histogram("vllm:request_generation_tokens", "Tokens of an answer.", _TOKENS)
+        self.whole = Distribution("vllm:e2e_request_latency_seconds", "From request to its end.", _WHOLE)
+        self.prompt_length = Distribution("vllm:request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
+        self.length = Distribution("vllm:request_generation_tokens", "Tokens of an answer.", _TOKENS)
+        self._registry.register(self)
         self.prompt_tokens = self._counter("vllm:prompt_tokens", "Tokens of prompts.", values)
         self.tokens = self._counter("vllm:generation_tokens", "Tokens given out.", values)
         self._ended = Counter(
@@ -60,7 +59,6 @@ class Metrics:
             (*_LABELS, "finished_reason"),
             registry=self._registry,
         )
-        self._values = values
         for reason in ("stop", "length", "cancelled", "error"):
             self.ended(reason, 0)
 
@@ -70,6 +68,11 @@ class Metrics:
 
     def ended(self, reason: str, count: int = 1) -> None:
         self._ended.labels(*self._values, reason).inc(count)
+
+    def collect(self) -> Iterator[Metric]:
+        """The distributions, when Prometheus asks."""
+        for each in (self.first_token, self.between_tokens, self.whole, self.prompt_length, self.length):
+            yield each.family(_LABELS, self._values)
 
     def exposition(self) -> bytes:
         return generate_latest(self._registry)
@@ -96,8 +99,7 @@ class Watch:
             metrics.prompt_length.observe(self._prompt_tokens)
             metrics.prompt_tokens.inc(self._prompt_tokens)
         else:
-            for _ in range(tokens):
-                metrics.between_tokens.observe((now - self._last) / tokens)
+            metrics.between_tokens.observe((now - self._last) / max(1, tokens), tokens)
         self._last = now
         self._tokens += tokens
         metrics.tokens.inc(tokens)
@@ -129,6 +131,8 @@ class _State:
         usage = load.tokens / memory.tokens if memory is not None else 0.0
         yield self._gauge("vllm:num_requests_running", "Sequences that run.", load.running)
         yield self._gauge("vllm:num_requests_waiting", "Sequences that wait for a seat.", load.waiting)
+        preempted = self._llm.coordinator.stats.preempted
+        yield self._counter("vllm:num_preemptions", "Times that one had to wait for memory.", preempted)
         yield self._gauge(
             "vllm:kv_cache_usage_perc", "Part of the KV that is in use, 0 … 1.", min(1.0, usage)
         )

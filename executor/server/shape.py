@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 class Shape(Protocol):
-    """How an endpoint spells an answer. `choice` counts from 0."""
+    """How an endpoint spells an answer. `choice` counts from 0. `id` is the client's name for it."""
+
+    id: str
 
     def opening(self, choice: int) -> dict[str, Any] | None:
         """The chunk before the first delta of a choice."""

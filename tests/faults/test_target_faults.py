@@ -179,9 +179,9 @@ def test_a_target_that_ignores_stop_is_killed_when_its_time_is_up(faults, fake):
 def test_a_target_that_holds_less_than_was_thought_refuses_long_prompts_only(faults, fake):
     fake("target", "small")
     with faults.toys(speculator="ngram") as llm:
-        long, short = llm.stream(list(range(8)), faults.params), llm.stream([1, 2, 3], faults.params)
         with pytest.raises(InvalidRequest, match="8 tokens, the context 8; shorten it to 7"):
-            list(long)
+            llm.stream(list(range(8)), faults.params)
+        short = llm.stream([1, 2, 3], faults.params)
         list(short)
         assert (short.completion.token_ids, short.completion.finish_reason) == ([1] * 5, "length")
 

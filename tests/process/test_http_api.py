@@ -326,6 +326,16 @@ def test_pages_of_other_origins_get_no_leave_unless_they_are_named():
         assert answer.headers["access-control-allow-origin"] == "http://there"
 
 
+def test_each_request_is_one_line_of_the_log(toys, caplog):
+    caplog.set_level("INFO", "speclane")
+    body = {"prompt": "x", "n": 2, "max_tokens": 3, "user": "someone else"}
+    answer = ask(toys.url, COMPLETE, body).body
+    (told,) = [record.message for record in caplog.records if "request_ended" in record.message]
+    assert told.startswith(f'event=request_ended id={answer["id"]} user="someone else" choices=2 ')
+    assert "prompt_tokens=1 tokens=6 seconds=" in told
+    assert told.endswith("reason=length")
+
+
 # ------------------------------------------------------------ limits
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.attention import PLAIN, ROW_BY_ROW, PagedAttention, Span, blocked
+from workers.attention import PLAIN, ROW_BY_ROW, PagedAttention, Span, Tiling, blocked, largest_need
 from workers.blocks import BLOCK, BlockPool, blocks_for
 from workers.kv import PagedKV
 from workers.tiling_proof import TILES, prove_tiling
@@ -208,3 +208,24 @@ def test_row_by_row_is_exact_by_construction():
     for span in MIXED:
         for position in range(span.start, span.start + span.length):
             assert torch.equal(next(rows), bench.run(Span(span.seq, position, 1))[0])
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(
+    tiling=st.sampled_from([PLAIN, ROW_BY_ROW, Tiling((2, 64), 64), Tiling((2, 4, 8), 64)]),
+    spans=st.lists(st.tuples(st.integers(0, 2000), st.integers(1, 64)), min_size=1, max_size=12),
+)
+def test_no_pass_needs_more_than_what_is_reserved_for_all(tiling, spans):
+    rows, length = 64, 2064
+    pool = BlockPool(len(spans) * blocks_for(length), reuse=False)
+    attention = PagedAttention(PagedKV(1, pool, 2, 8, torch.float32, "cpu"), 6, torch.float32, tiling)
+    taken, room = [], rows
+    for seq, (start, count) in enumerate(spans):
+        if room == 0:
+            break
+        pool.open(seq)
+        pool.reserve(seq, length)
+        taken.append(Span(seq, start, min(count, room)))
+        room -= taken[-1].length
+    need, most = attention.plan(taken, rows).need(rows), largest_need(tiling, (6, 2), rows, length)
+    assert all(one <= bound for one, bound in zip(need, most, strict=True)), (need, most)
