@@ -261,7 +261,7 @@ class CascadeSpeculator:
             tenths = int(10 * float((row[sample.token] - total).exp()))
             greedy = chain.sequence.sampling.temperature < GREEDY_BELOW
             kind = HeadGuess(min(2, len(chain.draft.tokens)), min(9, tenths), greedy)
-            guesses.append([Proposal(sample.token, self._calibration.expected(kind), (kind,))])
+            guesses.append([Proposal(sample.token, self._calibration.expected(kind), kind)])
         return guesses
 
 

@@ -18,11 +18,11 @@ LEAST_REACH = 0.02
 
 
 class Proposal(NamedTuple):
-    """A token, the probability that it is what the target says, and the kinds of guess that it is."""
+    """A token, the probability that it is what the target says, and the kind of guess that it is."""
 
     token: int
     expected: float
-    kinds: tuple[Hashable, ...]
+    kind: Hashable
 
 
 def best(proposals: Iterable[Proposal]) -> Proposal | None:
@@ -76,8 +76,7 @@ class Judge:
             draft.steps, draft.tokens, sequence.tokens[start:], strict=False
         ):
             for proposal in proposals:
-                for kind in proposal.kinds:
-                    self._calibration.note(kind, proposal.token == token)
+                self._calibration.note(proposal.kind, proposal.token == token)
             if drafted != token:
                 break
 
