@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from ipc import channel
 from ipc.channel import Peer
 from ipc.messages import Draft, Drafted, Greeted, Open, PhaseReached, Progressed, Stop, Verified, Verify
 from workers import __main__ as workers_main
@@ -129,7 +130,7 @@ FAULTS: dict[str, Callable[[FaultyPeer, Fact], object]] = {
 def main() -> int:
     FaultyPeer.fault, FaultyPeer.phase, directory, *options = sys.argv[1:]
     FaultyPeer.directory = Path(directory)
-    session.Peer = FaultyPeer
+    channel.Peer = FaultyPeer
     session.PROGRESS_SECONDS = PROGRESS_SECONDS
     return workers_main.main(options)
 
