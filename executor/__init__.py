@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     )
     from executor.grammar import Grammar
     from executor.health import Health
-    from executor.llm import LLM, Stream
+    from executor.llm import LLM
     from executor.request import Completion, Delta
     from executor.restart import RestartPolicy
     from executor.sampling import SamplingParams
+    from executor.stream import Stream
 
 __all__ = [
     "LLM",
@@ -51,10 +52,11 @@ _HOMES = {
     "errors": ("Closed", "InvalidConfig", "InvalidRequest", "LaneFailed", "RequestFailed", "SpeclaneError"),
     "grammar": ("Grammar",),
     "health": ("Health",),
-    "llm": ("LLM", "Stream"),
+    "llm": ("LLM",),
     "request": ("Completion", "Delta"),
     "restart": ("RestartPolicy",),
     "sampling": ("SamplingParams",),
+    "stream": ("Stream",),
 }
 
 
