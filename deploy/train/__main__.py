@@ -231,8 +231,18 @@ class Training:
         lessons = type(self._held_out)(*(tensor.to(self._device) for tensor in self._held_out))
         learner = self._learner
         score = learner.evaluate(lessons, _K)
+        self._log(
+            {
+                "turns": self._turns,
+                "seen": learner.seen,
+                "loss": round(loss, 4),
+                "length": round(score.length, 4),
+                "by_position": [round(share, 3) for share in score.by_position],
+            }
+        )
+        self._stale += 1
         if score.length > self._best:
-            self._best = score.length
+            self._best, self._stale = score.length, 0
             learner.export(self._args.out)
 
     @property

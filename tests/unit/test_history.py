@@ -42,9 +42,9 @@ def test_places_are_those_that_a_search_finds(text, cut):
 
 def path(history: History, context: list[int], k: int) -> list[int]:
     walk, tokens = history.walk(context), []
-    while len(tokens) < k and (guesses := walk.guesses(1)):
-        tokens.append(guesses[0].token)
-        walk.go(tokens[-1])
+    while len(tokens) < k and (guess := walk.guess()) is not None:
+        tokens.append(guess.token)
+        walk.go(guess.token)
     return tokens
 
 
@@ -76,19 +76,16 @@ def test_a_repeating_text_goes_on_in_its_own_guesses():
 def test_a_guess_tells_its_evidence():
     history = History(1024)
     history.extend([9, 1, 2, 3, 8, 1, 2, 3, 7, 1, 2, 4, SEPARATOR])
-    assert history.walk([6, 1, 2]).guesses(3) == [
-        Guess(token=3, length=2, votes=2, places=3),
-        Guess(token=4, length=2, votes=1, places=3),
-    ]
+    assert history.walk([6, 1, 2]).guess() == Guess(token=3, length=2, votes=2, places=3)
 
 
 def test_what_is_said_need_not_be_what_was_guessed():
     history = History(1024)
     history.extend([1, 2, 3, 4, SEPARATOR, 1, 2, 5, 6, SEPARATOR, 1, 2, 5, 6])
     walk = history.walk([1, 2])
-    assert walk.guesses(1)[0].token == 5
+    assert walk.guess().token == 5
     walk.go(3)
-    assert walk.guesses(1) == [Guess(token=4, length=3, votes=1, places=1)]
+    assert walk.guess() == Guess(token=4, length=3, votes=1, places=1)
 
 
 def test_the_oldest_is_forgotten_and_memory_stays():

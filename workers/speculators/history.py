@@ -121,8 +121,8 @@ class Walk:
         self._places: list[tuple[int, int]] = []
         self._searched = False
 
-    def guesses(self, most: int) -> list[Guess]:
-        """The most frequent next tokens, at most so many; of those that are tied the latest first."""
+    def guess(self) -> Guess | None:
+        """The most frequent next token, the latest of those that are tied."""
         if not self._places and not self._searched:
             self._places = self._history.places(self._context)
             self._searched = True
@@ -131,8 +131,10 @@ class Walk:
             token = self._history.token(place)
             votes[token] = votes.get(token, 0) + 1
         votes.pop(SEPARATOR, None)
-        ranked = sorted(votes, key=votes.__getitem__, reverse=True)[:most]
-        return [Guess(token, self._places[0][0], votes[token], len(self._places)) for token in ranked]
+        if not votes:
+            return None
+        token = max(votes, key=votes.__getitem__)
+        return Guess(token, self._places[0][0], votes[token], len(self._places))
 
     def go(self, token: int) -> None:
         """Let a token follow. Places at which another one did are dropped; if none is left, others are

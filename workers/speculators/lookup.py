@@ -9,14 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from workers.pure_sampler import GREEDY_BELOW
-from workers.speculators.coupled import given_noise
 from workers.speculators.history import CONTEXTS, SEPARATOR, History
 from workers.speculators.proposals import Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from ipc.messages import SamplingSpec
     from workers.sequence import LaneSequence
     from workers.speculators.calibration import Calibration
     from workers.speculators.history import Guess, Walk
@@ -24,9 +22,6 @@ if TYPE_CHECKING:
 
 SHARED_TOKENS = 1 << 18
 """What is remembered of all sequences together; about 9 MiB."""
-
-ALTERNATIVES = 3
-"""So many next tokens of a source are weighed where the target samples: which is right, its noise decides."""
 
 
 class Kind(NamedTuple):
@@ -72,41 +67,26 @@ class Lookup:
         walks: dict[str, Walk | PriorWalk] = {"own": own.walk(context), "shared": self._shared.walk(context)}
         if self._prior is not None:
             walks["prior"] = self._prior.walk(context)
-        return Path(walks, self._calibration, sequence.sampling, len(context))
+        greedy = sequence.sampling.temperature < GREEDY_BELOW
+        return Path(walks, self._calibration, greedy)
 
 
 class Path:
-    """Guesses at the tokens from `position` on."""
-
-    def __init__(
-        self,
-        walks: dict[str, Walk | PriorWalk],
-        calibration: Calibration,
-        sampling: SamplingSpec,
-        position: int,
-    ) -> None:
+    def __init__(self, walks: dict[str, Walk | PriorWalk], calibration: Calibration, greedy: bool) -> None:
         self._walks = walks
+        self._greedy = greedy
         self._calibration = calibration
-        self._sampling = sampling
-        self._greedy = sampling.temperature < GREEDY_BELOW
-        self._position = position
 
     def proposals(self) -> list[Proposal]:
         """What each source says is next, of those that say anything."""
-        most = 1 if self._greedy else ALTERNATIVES
-        return [
-            self._proposal(source, guess)
-            for source, walk in self._walks.items()
-            for guess in walk.guesses(most)
-        ]
-
-    def _proposal(self, source: str, guess: Guess) -> Proposal:
-        kind = _kind(source, guess, self._greedy)
-        usual = self._calibration.expected(kind)
-        return Proposal(guess.token, given_noise(usual, guess.token, self._sampling, self._position), kind)
+        proposals = []
+        for source, walk in self._walks.items():
+            if (guess := walk.guess()) is not None:
+                kind = _kind(source, guess, self._greedy)
+                proposals.append(Proposal(guess.token, self._calibration.expected(kind), kind))
+        return proposals
 
     def go(self, token: int) -> None:
-        self._position += 1
         for walk in self._walks.values():
             walk.go(token)
 

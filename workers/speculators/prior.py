@@ -80,10 +80,8 @@ class PriorWalk:
         self._prior = prior
         self._context = list(context[-LONGEST:])
 
-    def guesses(self, most: int) -> list[Guess]:
-        """One at most."""
-        guess = self._prior.guess(self._context)
-        return [guess] if guess is not None else []
+    def guess(self) -> Guess | None:
+        return self._prior.guess(self._context)
 
     def go(self, token: int) -> None:
         self._context = [*self._context[1 - LONGEST :], token]
