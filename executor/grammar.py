@@ -15,6 +15,8 @@ from ipc.codec import MAX_STRING_BYTES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from llguidance._lib import JsonCompileOptions
+
 Kind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
 
 
@@ -43,7 +45,7 @@ class Grammar:
         """In llguidance's own form. Raises InvalidRequest for a value that is not of its kind."""
         match self.kind, self.value:
             case "json_object", _:
-                return LLMatcher.grammar_from_json_schema({"type": "object"})
+                return _json({"type": "object"})
             case "json_schema", str() | dict():
                 return self._schema(self.value)
             case "regex", str():
@@ -60,11 +62,20 @@ class Grammar:
     def _schema(self, value: str | Mapping[str, Any]) -> str:
         try:
             schema = json.loads(value) if isinstance(value, str) else dict(value)
-            return LLMatcher.grammar_from_json_schema(schema)
+            return _json(schema)
         except ValueError as error:
             raise InvalidRequest("grammar", f"json_schema is no JSON Schema: {error}") from None
 
 
+def _json(schema: Any) -> str:
+    """JSON in one line: where any space may stand, small models go on with spaces until their length is up.
+
+    A schema that wants it otherwise says so in llguidance's own key, `x-guidance`.
+    """
+    return LLMatcher.grammar_from_json_schema(schema, defaults=_ONE_LINE)
+
+
+_ONE_LINE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _WORKS = {
     "json_schema": ("a JSON Schema, as text or a dictionary", '{"type": "object"}'),
     "regex": ("a regular expression", "[0-9]+"),

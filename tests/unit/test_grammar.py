@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from executor import Grammar, InvalidRequest, SamplingParams
@@ -70,3 +72,11 @@ def test_neutral_values_constrain_nothing():
     assert not SamplingParams().constrained
     assert not SamplingParams(presence_penalty=0, repetition_penalty=1, logit_bias={}).constrained
     assert SamplingParams(bad_words="no").bad_words == ("no",)
+
+
+def test_json_is_in_one_line_unless_its_schema_says_otherwise():
+    one_line = json.loads(Grammar("json_schema", {"type": "object"}).compiled)
+    assert one_line["grammars"][0]["json_schema"]["x-guidance"]["whitespace_flexible"] is False
+    own = {"type": "object", "x-guidance": {"whitespace_flexible": True}}
+    kept = json.loads(Grammar("json_schema", own).compiled)
+    assert kept["grammars"][0]["json_schema"]["x-guidance"]["whitespace_flexible"] is True
