@@ -153,7 +153,7 @@ class Lanes:
                 if lane.state in (LaneState.DOWN, LaneState.CONDEMNED):
                     raise _refusal(lane)
             if time.monotonic() >= deadline:
-                late = next(lane for lane in self.all if not lane.serving)
+                late = min((lane for lane in self.all if not lane.serving), key=_waits_for_others)
                 raise LaneFailed(late.name, f"not ready in time, in phase {late.phase}")
             self._turn(deadline)
 
@@ -367,6 +367,11 @@ class Lanes:
         while not lane.down_because and (event := self._hub.receive(deadline)) is not None:
             self._handle(event)
         self.supervisor.bury(lane, "")
+
+
+def _waits_for_others(lane: Lane) -> bool:
+    """Whether it has done its part of the start so far; such a lane is not the one that is late."""
+    return lane.link.state in (LinkState.LOADED, LinkState.PROFILED)
 
 
 def _refusal(lane: Lane) -> SpeclaneError:
