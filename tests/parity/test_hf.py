@@ -24,7 +24,7 @@ WIDTH = 5
 
 @pytest.fixture(scope="module")
 def engine(smollm2: Path) -> HfEngine:
-    return made_ready(HfEngine(LaneSpec("target", "hf", str(smollm2), "fp32", "cpu", 2, BATCH, 512)))
+    return made_ready(HfEngine(LaneSpec("target", "hf", str(smollm2), "fp32", "cpu", 1, BATCH, 512)))
 
 
 @pytest.mark.timeout(600)

@@ -211,7 +211,7 @@ def test_warm_up_leaves_all_slots_free(small):
 @pytest.mark.model
 @pytest.mark.timeout(600)
 def test_greedy_text_equals_transformers_generate(smollm2, greedy):
-    engine = made_ready(NativeEngine(LaneSpec("target", "native", str(smollm2), "fp32", "cpu", 2, 2, 512)))
+    engine = made_ready(NativeEngine(LaneSpec("target", "native", str(smollm2), "fp32", "cpu", 1, 2, 512)))
     for prompt, expected in zip(*greedy, strict=True):
         engine.open(0)
         text, run = [], prompt

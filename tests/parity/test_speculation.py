@@ -52,7 +52,7 @@ def texts(llm: LLM, *, together: bool) -> list[list[int]]:
 @pytest.fixture(scope="module", params=[slow("fp32"), "bf16"])
 def plain(request: pytest.FixtureRequest, smollm2: Path) -> tuple[str, list[list[int]]]:
     """The dtype and what the target alone says, one prompt after the other."""
-    with LLM(target=str(smollm2), speculator="off", dtype=request.param) as llm:
+    with LLM(target=str(smollm2), speculator="off", dtype=request.param, threads=1) as llm:
         alone = texts(llm, together=False)
         assert texts(llm, together=True) == alone
     assert all(len(ids) == NEW_TOKENS for ids in alone)
@@ -62,7 +62,9 @@ def plain(request: pytest.FixtureRequest, smollm2: Path) -> tuple[str, list[list
 @pytest.mark.parametrize("k", [*map(slow, range(1, 4)), 4, *map(slow, range(5, 9))])
 def test_prompt_lookup_changes_no_token(plain, smollm2, k):
     dtype, expected = plain
-    with LLM(target=str(smollm2), speculator="ngram", num_speculative_tokens=k, dtype=dtype) as llm:
+    with LLM(
+        target=str(smollm2), speculator="ngram", num_speculative_tokens=k, dtype=dtype, threads=1
+    ) as llm:
         assert texts(llm, together=True) == expected
         assert sum(llm.coordinator.stats.acceptance.accepted) > 0
         assert texts(llm, together=False) == expected
@@ -71,7 +73,9 @@ def test_prompt_lookup_changes_no_token(plain, smollm2, k):
 @pytest.mark.parametrize("k", [1, *map(slow, range(2, 7)), 7, slow(8)])
 def test_a_draft_model_changes_no_token(plain, smollm2, pruned, k):
     dtype, expected = plain
-    with LLM(target=str(smollm2), speculator=str(pruned), num_speculative_tokens=k, dtype=dtype) as llm:
+    with LLM(
+        target=str(smollm2), speculator=str(pruned), num_speculative_tokens=k, dtype=dtype, threads=1
+    ) as llm:
         assert texts(llm, together=True) == expected
         acceptance = llm.coordinator.stats.acceptance
         drafted, accepted = acceptance.drafted, acceptance.accepted
@@ -84,14 +88,16 @@ def test_a_draft_model_changes_no_token(plain, smollm2, pruned, k):
 @pytest.mark.parametrize("k", [3, 8])
 def test_a_draft_model_changes_no_token_of_a_lone_prompt(plain, smollm2, pruned, k):
     dtype, expected = plain
-    with LLM(target=str(smollm2), speculator=str(pruned), num_speculative_tokens=k, dtype=dtype) as llm:
+    with LLM(
+        target=str(smollm2), speculator=str(pruned), num_speculative_tokens=k, dtype=dtype, threads=1
+    ) as llm:
         assert texts(llm, together=False) == expected
 
 
 @pytest.mark.slow
 def test_threads_change_no_token(plain, smollm2):
     dtype, expected = plain
-    with LLM(target=str(smollm2), speculator="ngram", dtype=dtype, threads=1) as llm:
+    with LLM(target=str(smollm2), speculator="ngram", dtype=dtype, threads=2) as llm:
         assert texts(llm, together=True) == expected
 
 
@@ -104,7 +110,9 @@ def test_threads_change_no_token(plain, smollm2):
 )
 def test_the_shipped_speculators_change_no_token(plain, smollm2, speculator, k):
     dtype, expected = plain
-    with LLM(target=str(smollm2), speculator=speculator, num_speculative_tokens=k, dtype=dtype) as llm:
+    with LLM(
+        target=str(smollm2), speculator=speculator, num_speculative_tokens=k, dtype=dtype, threads=1
+    ) as llm:
         assert texts(llm, together=True) == expected
         assert sum(llm.coordinator.stats.acceptance.accepted) > 0
         assert texts(llm, together=False) == expected
