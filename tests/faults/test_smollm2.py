@@ -28,14 +28,14 @@ def pair(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
 
 @pytest.fixture(scope="module")
 def undisturbed(pair: dict[str, str]) -> list[list[int]]:
-    with LLM(target=pair["target"], speculator="off") as llm:
+    with LLM(target=pair["target"], speculator="off", threads=1) as llm:
         return [c.token_ids for c in llm.generate(PROMPTS, PARAMS, progress=False)]
 
 
 @pytest.fixture
 def llm(pair: dict[str, str]) -> Iterator[LLM]:
     timeouts = Timeouts(draft=2.0, hang=4.0)
-    with LLM(**pair, num_speculative_tokens=2, timeouts=timeouts) as llm:
+    with LLM(**pair, num_speculative_tokens=2, timeouts=timeouts, threads=1) as llm:
         yield llm
 
 
@@ -66,10 +66,12 @@ def test_no_token_changes(faults, llm, undisturbed, lane, number):
 def test_a_head_that_takes_over_is_handed_the_rows_that_it_needs(faults, smollm2):
     """It drafts on within a sequence of which its predecessor alone had seen the beginning."""
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
-    with LLM(target=str(smollm2), speculator="off") as llm:
+    with LLM(target=str(smollm2), speculator="off", threads=1) as llm:
         (expected,) = llm.generate(PROMPTS[0], params, progress=False)
     spare = Recovery(standby=("speculator",))
-    with LLM(target=str(smollm2), speculator="eagle", num_speculative_tokens=3, recovery=spare) as llm:
+    with LLM(
+        target=str(smollm2), speculator="eagle", threads=1, num_speculative_tokens=3, recovery=spare
+    ) as llm:
         stream = llm.stream(PROMPTS[0], params)
         rounds = iter(stream)
         next(rounds)
