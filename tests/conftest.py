@@ -17,13 +17,6 @@ if TYPE_CHECKING:
 _CHECKED = ("process", "faults")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with a real model use all cores, so of several that run at once only one may be such."""
-    for item in items:
-        if item.get_closest_marker("model"):
-            item.add_marker(pytest.mark.xdist_group("model"))
-
-
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The SmolLM2-135M-Instruct checkpoint from the user's own cache, fetched by the first test that asks."""
