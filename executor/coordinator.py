@@ -376,6 +376,6 @@ class Coordinator:
                 request.outputs.put(failed)
 
     def _finish(self, request: Request) -> None:
+        dialogue.forget(self._lanes, request)  # first: who sees it gone may count on its room
         (self._running if request in self._running else self._inbox).remove(request)
-        dialogue.forget(self._lanes, request)
         request.outputs.put(request.completion())

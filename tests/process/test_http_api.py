@@ -371,7 +371,7 @@ def test_who_hangs_up_frees_both_lanes():
             with closing(asked(toys.url, COMPLETE, {"prompt": "x", "max_tokens": 4000} | body)):
                 wait_for(lambda: toys.llm.coordinator.load.running == 1)
             wait_for(lambda: toys.llm.coordinator.load == (0, 0, 0))
-            wait_for(lambda: all(lane.told == {} for lane in toys.llm.coordinator.lanes))
+            assert all(lane.told == {} for lane in toys.llm.coordinator.lanes)
 
 
 # ------------------------------------------------------------ lanes
