@@ -172,7 +172,7 @@ def test_no_room_in_the_cache(disk, monkeypatch, options):
 
 def shared_memory(pid: int) -> set[str]:
     """Names in /dev/shm that a process has mapped or open."""
-    mapped = {line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()}
+    mapped = {line.split(maxsplit=5)[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()}
     opened = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()}
     return {name for name in mapped | opened if name.startswith("/dev/shm")}
 
