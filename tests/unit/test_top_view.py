@@ -19,7 +19,7 @@ def look(tokens: int, accepted: int, rounds: int, *, deaths: int = 0, busy: floa
             "speculator", "serving", 3, f"s{deaths}", "toy", "m", deaths, 0.5, rounds, deaths, busy / 2
         ),
     ]
-    totals = Totals(rounds, tokens, 2 * accepted, accepted, 0, 0, 0, 0, 0, 0)
+    totals = Totals(rounds, tokens, 2 * accepted, accepted, *[0] * 7)
     state = "degraded" if deaths else "healthy"
     return Status(
         1, "ngram", HealthStatus(state, "", 0.0), lanes, totals, LoadStatus(2, 1, 99), [10, 10], [8, 5]
