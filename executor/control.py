@@ -238,6 +238,8 @@ class ControlServer:
     def _answer_swaps(self) -> None:
         while self._swapped:
             connection, reply = self._swapped.popleft()
+            if self._swap is not None:
+                self._swap.join()  # it has only to end, and whoever is answered may ask for the next one
             if self._connections.get(connection.socket.fileno()) is connection:
                 self._reply(connection, reply)
 

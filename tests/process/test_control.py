@@ -439,6 +439,20 @@ def test_the_status_of_a_real_one():
         client.choose(None)
 
 
+def test_who_was_answered_may_swap_again_at_once(monkeypatch):
+    run = ControlServer._run_swap
+
+    def linger(*given):
+        run(*given)
+        time.sleep(0.2)
+
+    monkeypatch.setattr(ControlServer, "_run_swap", linger)
+    with toys() as llm:
+        llm.generate("hello", SamplingParams(max_tokens=1))
+        for model in ("off", "ngram"):
+            assert client.swap_speculator(client.choose(None), model, 60.0) == model
+
+
 def test_a_swap_under_load_changes_no_token():
     with toys(speculator="off") as llm:
         alone = llm.generate("hello", SamplingParams(max_tokens=1500, temperature=0.9, seed=5))[0].token_ids
