@@ -74,14 +74,11 @@ class CompletionShape:
         return self._chunk(choice, "", completion.finish_reason) | {"metrics": shape.metrics([completion])}
 
     def usage(self, completions: Sequence[Completion]) -> dict[str, Any]:
-        return self._envelope.around([]) | {"usage": self._envelope.counts(completions)}
+        return self._envelope.usage(completions)
 
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
         answers = [self._answer(i, completion) for i, completion in enumerate(completions)]
-        return self._envelope.around(answers) | {
-            "usage": self._envelope.counts(completions),
-            "metrics": shape.metrics(completions),
-        }
+        return self._envelope.whole(completions, answers)
 
     def _answer(self, choice: int, completion: Completion) -> dict[str, Any]:
         entries = completion.logprobs

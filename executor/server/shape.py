@@ -48,6 +48,15 @@ class Envelope:
     def around(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return self._fields | {"choices": choices}
 
+    def usage(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        """The last chunk of a stream that was asked to say what it used."""
+        return self.around([]) | {"usage": self.counts(completions)}
+
+    def whole(self, completions: Sequence[Completion], choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """All of an answer; `choices`: its completions as the endpoint spells them."""
+        told = {"usage": self.counts(completions), "metrics": metrics(completions)}
+        return self.around(choices) | told
+
     def counts(self, completions: Sequence[Completion]) -> dict[str, Any]:
         """Tokens used; a prompt counts once, however many choices there are to it."""
         prompt = sum(len(completion.prompt_token_ids) for completion in completions[:: self._n])

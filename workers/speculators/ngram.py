@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ipc.messages import Vocabulary
-from workers.engines.weightless import Weightless
+from workers.speculators.modelless import ModellessSpeculator
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,27 +19,10 @@ _INDEX_BYTES = 600
 """Of the index per token, about: three keys with their entries."""
 
 
-class NgramSpeculator(Weightless):
+class NgramSpeculator(ModellessSpeculator):
     def __init__(self, spec: LaneSpec) -> None:
-        super().__init__(spec, spec.max_model_len, _INDEX_BYTES)
-        self._max_model_len = spec.max_model_len
+        super().__init__(spec, _INDEX_BYTES)
         self._indexes: dict[int, NgramIndex] = {}
-
-    @property
-    def served(self) -> NgramSpeculator:
-        return self
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        return Vocabulary(size=0, fingerprint="")
-
-    @property
-    def max_model_len(self) -> int:
-        return self._max_model_len
-
-    @property
-    def notes(self) -> list[str]:
-        return []
 
     def open(self, sequence: LaneSequence) -> None:
         self._indexes[sequence.seq] = NgramIndex()

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
-from ipc.messages import Vocabulary
-from workers.engines.weightless import Weightless
 from workers.speculators.calibration import Calibration
 from workers.speculators.history import TOKEN_BYTES
 from workers.speculators.lookup import Lookup, first_estimate
+from workers.speculators.modelless import ModellessSpeculator
 from workers.speculators.prior import Prior
 from workers.speculators.proposals import Draft, Judge
 
@@ -21,35 +20,15 @@ if TYPE_CHECKING:
     from workers.speculator import Ask
 
 
-class SuffixSpeculator(Weightless):
+class SuffixSpeculator(ModellessSpeculator):
     def __init__(self, spec: LaneSpec) -> None:
-        super().__init__(spec, spec.max_model_len, TOKEN_BYTES)
-        self._max_model_len = spec.max_model_len
+        super().__init__(spec, TOKEN_BYTES)
         prior = Prior(FilePath(spec.prior)) if spec.prior else None
+        if prior is not None:
+            self._notes.append(f"suffix: starts from {len(prior)} contexts of the target's own writing")
         calibration = Calibration(first_estimate)
         self._lookup = Lookup(spec.max_model_len, prior, calibration)
         self._judge = Judge(calibration)
-        self._notes = (
-            []
-            if prior is None
-            else [f"suffix: starts from {len(prior)} contexts of the target's own writing"]
-        )
-
-    @property
-    def served(self) -> SuffixSpeculator:
-        return self
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        return Vocabulary(size=0, fingerprint="")
-
-    @property
-    def max_model_len(self) -> int:
-        return self._max_model_len
-
-    @property
-    def notes(self) -> list[str]:
-        return list(self._notes)
 
     def open(self, sequence: LaneSequence) -> None:
         self._lookup.open(sequence)
