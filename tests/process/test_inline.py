@@ -9,7 +9,7 @@ import threading
 import psutil
 import pytest
 
-from executor import LLM, InvalidConfig, Recovery, RestartPolicy, SamplingParams
+from executor import LLM, InvalidConfig, Recovery, RestartPolicy, SamplingParams, Timeouts
 from executor.cli.run import run
 from workers.engines.toy import ToyEngine
 
@@ -20,7 +20,8 @@ DRAFT = "vocabulary=256,agree=0.8"
 
 def toys(**options) -> LLM:
     policy = RestartPolicy(intensity=20, backoff=0.01, backoff_max=0.05)
-    return LLM(engine="toy", threads=1, recovery=Recovery(policy=policy), **options)
+    patient = Timeouts(draft=60.0, draft_least=60.0, hang=60.0)
+    return LLM(engine="toy", threads=1, recovery=Recovery(policy=policy), timeouts=patient, **options)
 
 
 @pytest.fixture(scope="module")
