@@ -42,7 +42,9 @@ class LaneRow:
 
 def plan_memory(prepared: Prepared, config: Config) -> MemoryPlan:
     """Starts workers and ends them. Raises InvalidConfig for what does not fit, LaneFailed."""
-    lanes = Lanes(prepared.specs, config.timeouts, config.recovery, config.memory, "process")
+    lanes = Lanes(
+        prepared.specs, config.timeouts, config.recovery, config.memory, "process", config.placements
+    )
     try:
         return lanes.plan(time.monotonic() + config.timeouts.load)
     finally:

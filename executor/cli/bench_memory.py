@@ -13,6 +13,8 @@ from executor.cli.output import log_to_stderr, progress_shown, write_json
 @dataclass(frozen=True, kw_only=True)
 class _OnCpu(ProcessOptions):
     device: str = field(init=False, default="cpu")
+    target_device: None = field(init=False, default=None)
+    speculator_device: None = field(init=False, default=None)
     max_model_len: Annotated[
         int, typer.Option(help="Longest sequence in tokens; all are filled up to it.", metavar="N")
     ] = 1024

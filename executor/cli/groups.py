@@ -74,6 +74,12 @@ class ModelOptions:
     engine: o.Engine = "native"
     dtype: o.Dtype = "bf16"
     device: o.Device = "auto"
+    target_device: o.TargetDevice = None
+    speculator_device: o.SpeculatorDevice = None
+    target_env: o.TargetEnv = None
+    speculator_env: o.SpeculatorEnv = None
+    target_cores: o.TargetCores = None
+    speculator_cores: o.SpeculatorCores = None
     lanes: o.Lanes = "process"
     max_model_len: o.MaxModelLen = None
     memory_budget: o.MemoryBudget = None
@@ -96,6 +102,8 @@ class ModelOptions:
 
         chosen = {name: value for name in _CONFIG if (value := getattr(self, name)) is not None}
         chosen |= {name: value for name, value in fixed.items() if value is not None}
+        chosen["target_env"] = tuple(self.target_env or ())
+        chosen["speculator_env"] = tuple(self.speculator_env or ())
         if self.memory_budget is not None:
             chosen["memory_budget"] = o.nbytes("memory_budget", self.memory_budget)
         if self.speculative_config is not None:
@@ -192,6 +200,7 @@ class SamplingOptions:
 _CONFIG = (
     *("target", "speculator", "engine", "dtype", "device", "lanes", "num_speculative_tokens"),
     *("max_model_len", "kv_tokens", "max_verify_tokens", "threads", "cache_dir"),
+    *("target_device", "speculator_device", "target_cores", "speculator_cores"),
 )
 """Options that are fields of the Config as they are."""
 _TIMEOUTS = {name: f"{name}_timeout" for name in ("load", "draft", "verify", "hang", "stop")}
