@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from executor.errors import InvalidConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from _typeshed import DataclassInstance
+
     from executor.config import Config
+
+    Group = TypeVar("Group", bound=DataclassInstance)
 
 SPECLANE = (sys.executable, "-P", "-m", "executor")
 
@@ -33,23 +38,35 @@ def arguments(path: str, options: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def config_of(path: str, command: str, words: Sequence[str]) -> tuple[Config, dict[str, Any]]:
-    """What `speclane COMMAND WORDS` would run, and all its options by name, without running it.
+def config_of(path: str, words: Sequence[str]) -> Config:
+    """What `speclane serve WORDS` would run, without running it.
 
     Raises InvalidConfig about `path`, in the words in which the command itself would refuse them.
     """
-    import typer
-
-    from executor.cli import options
-    from executor.cli.app import app
     from executor.cli.complaint import complaint
+    from executor.cli.groups import ModelOptions, RecoveryOptions
 
     try:
-        found = typer.main.get_command(app).commands[command]  # type: ignore[attr-defined]
-        given = found.make_context(command, list(words)).params
-        return options.config(given), given
+        given = parsed("serve", words)
+        model, recovery = _group(ModelOptions, given), _group(RecoveryOptions, given)
+        return model.config(recovery=recovery.recovery(), max_sequences=given["max_sequences"])
     except Exception as error:
-        told = complaint(error, f"speclane {command}")
+        told = complaint(error, "speclane serve")
         if told.status != 2:
             raise
         raise InvalidConfig("topology", f"{path}: {told.line}") from None
+
+
+def parsed(command: str, words: Sequence[str]) -> dict[str, Any]:
+    """All options of a command by the names of its parameters. Raises typer's own errors."""
+    import typer
+
+    from executor.cli.app import app
+
+    found = typer.main.get_command(app).commands[command]  # type: ignore[attr-defined]
+    params: dict[str, Any] = found.make_context(command, list(words)).params
+    return params
+
+
+def _group(group: type[Group], given: Mapping[str, Any]) -> Group:
+    return group(**{option.name: given[option.name] for option in fields(group) if option.init})

@@ -207,7 +207,6 @@ def _target(
         words += [f"--{lane.name}-env={name}={value}" for name, value in lane.environment.items()]
         # What these cores are is checked on the machine that has them.
         pinned += [f"--{lane.name}-cores={lane.cores}"] if lane.cores is not None else []
-    config, _ = config_of(f"{path}.options", "serve", words)
     return PlannedProcess(
         name=target.name,
         kind="target",
@@ -216,5 +215,5 @@ def _target(
         listens=(f"http://{target.host}:{target.port}",),
         lanes=tuple(lanes),
         gpus=used,
-        config=config,
+        config=config_of(f"{path}.options", words),
     )

@@ -118,11 +118,11 @@ def test_options_are_words_of_a_command_line():
 )
 def test_a_commands_own_refusal_is_told_before_it_runs(words, says):
     with pytest.raises(InvalidConfig) as refusal:
-        config_of("targets.main.options", "serve", words)
+        config_of("targets.main.options", words)
     assert str(refusal.value).startswith("targets.main.options: ")
     assert says in str(refusal.value)
 
 
 def test_a_commands_config_is_known_without_running_it():
-    config, given = config_of("x", "serve", ["--engine=toy", "--port=81", "--target-env=A=1"])
-    assert (config.engine, config.target_env, given["port"]) == ("toy", ("A=1",), 81)
+    config = config_of("x", ["--engine=toy", "--port=81", "--target-env=A=1", "--group=one_for_all"])
+    assert (config.engine, config.target_env, config.recovery.group) == ("toy", ("A=1",), "one_for_all")
