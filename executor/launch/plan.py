@@ -52,7 +52,7 @@ class PlannedLane:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedProcess:
     """`environment`: beside the launcher's own. `needs`: processes that must be ready before it starts.
-    `listens`: addresses. `config`: what it runs, if it runs models."""
+    `listens`: addresses."""
 
     name: str
     kind: Kind
@@ -63,6 +63,7 @@ class PlannedProcess:
     lanes: tuple[PlannedLane, ...] = ()
     gpus: tuple[str, ...] = ()
     config: Config | None = None
+    """What it runs, if that is known here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}", re.ASCII)
+_NUMBERED = re.compile(r"gpu:([0-9]{1,3})", re.ASCII)
 _SELECT = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{1,120}", re.ASCII)
 
 
@@ -56,7 +57,8 @@ class Share(_Table, frozen=True):
 
 
 class Lane(_Table, frozen=True):
-    """Where one lane runs. device: `cpu`, a GPU's name, or for a rank group one name per rank."""
+    """Where one lane runs. device: `cpu`, a GPU's name, `gpu:N` for the N-th GPU without naming it before, or
+    for a rank group one of these per rank."""
 
     device: str | list[str] = "cpu"
     cores: str | None = None
@@ -155,8 +157,17 @@ def parse(text: str) -> Topology:
         raise _refusal(
             where.strip("`").removeprefix("$."), what, "a file of deploy/topologies as a pattern"
         ) from None
+    made = _with_numbered_gpus(made)
     _check(made)
     return made
+
+
+def _with_numbered_gpus(topology: Topology) -> Topology:
+    """Those that lanes name by number are declared, too."""
+    devices = dict.fromkeys(name for _, lane in topology.lanes for name in lane.devices)
+    numbers = [found[1] for name in devices if (found := _NUMBERED.fullmatch(name))]
+    gpus = [Gpu(name=f"gpu:{number}", select=int(number)) for number in numbers]
+    return msgspec.structs.replace(topology, gpus=[*topology.gpus, *gpus])
 
 
 def _check(topology: Topology) -> None:
@@ -214,7 +225,7 @@ def _check_names(topology: Topology) -> None:
     things += [("targets", target.name) for target in topology.targets]
     things += [("speculators", speculator.name) for speculator in topology.speculators]
     for kind, name in [("", topology.name), *things]:
-        if not _NAME.fullmatch(name):
+        if not _NAME.fullmatch(name) and not (kind == "gpus" and _NUMBERED.fullmatch(name)):
             raise _refusal(
                 f"{kind}.name" if kind else "name",
                 f"{name!r} must be small letters, digits and dashes, at most 31",
@@ -229,7 +240,7 @@ def _check_names(topology: Topology) -> None:
 
 
 def _check_lane(path: str, lane: Lane, gpus: dict[str, Gpu]) -> None:
-    known = ", ".join(["cpu", *gpus])
+    known = ", ".join(["cpu", "gpu:0", *gpus])
     if not lane.devices:
         raise _refusal(f"{path}.device", "is an empty list", "cpu")
     for name in lane.devices:

@@ -45,7 +45,10 @@ def test_what_is_left_out_has_a_default():
             f'name = "x"\n{TARGET}[[speculators]]\nname = "p"\nbind = "udp://x"',
             "speculators.p.bind: 'udp://x'",
         ),
-        (f'name = "x"\n{GPUS}{TARGET}lanes.target.device = "c"', "there is no 'c', only cpu, a, b; try b"),
+        (
+            f'name = "x"\n{GPUS}{TARGET}lanes.target.device = "c"',
+            "there is no 'c', only cpu, gpu:0, a, b; try b",
+        ),
         (f'name = "x"\n{TARGET}lanes.target.device = []', "lanes.target.device: is an empty list; try cpu"),
         (f'name = "x"\n{TARGET}lanes.target.share = {{}}', "lanes.target.share: its GPU has no MPS"),
         (
@@ -91,6 +94,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
         InvalidConfig, match=r"nowhere.toml: No such file or directory; try deploy/topologies"
     ):
         read(tmp_path / "nowhere.toml")
+
+
+def test_a_gpu_may_be_named_by_its_number_where_it_is_used():
+    made = parse(f'name = "x"\n{TARGET}lanes.speculator.device = "gpu:1"\n')
+    ((name, select, mps),) = [(gpu.name, gpu.select, gpu.mps) for gpu in made.gpus]
+    assert (name, select, mps) == ("gpu:1", 1, None)
 
 
 def test_options_are_words_of_a_command_line():
