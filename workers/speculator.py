@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ipc.messages import DraftedItem
 from workers.lane import SequenceTable
+from workers.tensor_plane import TensorPlane
 from workers.worth import capacities
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from torch import Tensor
 
     from ipc.messages import DraftItem, HiddenRows, OpenedSequence
     from workers.engines.engine import Served
@@ -20,13 +23,14 @@ if TYPE_CHECKING:
 class Ask(NamedTuple):
     """Propose at most `k` tokens after the sequence's committed ones.
 
-    `rows`: see DraftItem. `confidences`: where to say how probable each guess is, if that is wanted; one who
-    cannot tell does not.
+    `rows`: hidden rows of committed tokens that are news: the first position and rows [n, features] in
+    bfloat16, not to be kept beyond `propose`. `confidences`: where to say how probable each guess is, if that
+    is wanted; one who cannot tell does not.
     """
 
     sequence: LaneSequence
     k: int
-    rows: Sequence[HiddenRows] = ()
+    rows: Sequence[tuple[int, Tensor]] = ()
     confidences: list[float] | None = None
 
 
@@ -53,6 +57,7 @@ class SpeculatorLane:
         self.served = speculator.served
         self._speculator = speculator
         self._sequences = SequenceTable(constrain)
+        self.plane = TensorPlane()
 
     def open(self, opened: Sequence[OpenedSequence]) -> None:
         for record in opened:
@@ -69,7 +74,7 @@ class SpeculatorLane:
             Ask(
                 self._sequences.advance(item.seq, item.gen, item.base_len, item.since),
                 item.k,
-                item.rows,
+                self._rows(item.rows),
                 [] if scarce else None,
             )
             for item in items
@@ -83,3 +88,7 @@ class SpeculatorLane:
             DraftedItem(item.seq, item.gen, item.base_len, tokens or [], broken=tokens is None, worth=worth)
             for item, tokens, worth in zip(items, proposals, worths, strict=True)
         ]
+
+    def _rows(self, parts: Sequence[HiddenRows]) -> list[tuple[int, Tensor]]:
+        found = [(part.start, self.plane.rows(part)) for part in parts]
+        return [(start, rows) for start, rows in found if rows is not None]

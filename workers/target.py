@@ -12,12 +12,14 @@ from ipc.messages import PendingItem, TokenLogprobs, VerifiedItem
 from workers.acceptance import accept
 from workers.engines.tap import Tap, Tapped
 from workers.lane import SequenceTable
+from workers.tensor_plane import TensorPlane
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ipc.messages import OpenedSequence, VerifyItem
     from workers.engines.engine import Draw, Engine, Sample, Served, Window
+    from workers.engines.tap import Pack
     from workers.lane import Constrain
 
 
@@ -26,6 +28,7 @@ class TargetLane:
         self.served: Served = engine
         self._engine = engine
         self._sequences = SequenceTable(constrain)
+        self.plane = TensorPlane()
 
     def open(self, opened: Sequence[OpenedSequence]) -> None:
         for record in opened:
@@ -38,18 +41,18 @@ class TargetLane:
             self._engine.close(seq)
 
     def verify(
-        self, items: Sequence[VerifyItem], prefill: int, taps: Sequence[int] = ()
+        self, items: Sequence[VerifyItem], prefill: int, taps: Sequence[int] = (), arena: str = ""
     ) -> tuple[list[VerifiedItem], list[PendingItem]]:
         """A verdict for each item, but for those whose history takes more than is left of `prefill` tokens.
 
         Of these, as much is run as is left. `taps`: layers after which the hidden rows are taken that items
-        want. Raises ProtocolError for drafts that no embedding can take.
+        want; `arena`: where they are put. Raises ProtocolError for drafts that no embedding can take.
         """
         windows: list[Window] = []
         draws: list[Draw] = []
         judged: list[VerifyItem] = []
         pending: list[PendingItem] = []
-        tap = _tap(items, taps)
+        tap = _tap(items, taps, lambda start, rows: self.plane.pack_rows(start, rows, arena))
         for item in items:
             sequence = self._sequences.advance(item.seq, item.gen, item.base_len, item.since)
             self._check_tokens(item)
@@ -86,10 +89,10 @@ class TargetLane:
                 raise ProtocolError(f"sequence {item.seq}: token {token} is outside the vocabulary of {size}")
 
 
-def _tap(items: Sequence[VerifyItem], taps: Sequence[int]) -> Tap | None:
+def _tap(items: Sequence[VerifyItem], taps: Sequence[int], pack: Pack) -> Tap | None:
     """For the hidden rows that items want, if any does."""
     since = {item.seq: item.rows_since for item in items if item.rows_since is not None}
-    return Tap(taps, since) if since else None
+    return Tap(taps, since, pack) if since else None
 
 
 def _judge(item: VerifyItem, samples: Sequence[Sample], tap: Tap | None) -> VerifiedItem:

@@ -114,14 +114,18 @@ def test_a_lane_is_handed_each_row_once_and_a_new_one_all_that_are_kept():
     assert dialogue.rows(lane(None), asked, 1000) == []
 
 
+def pack(start: int, rows: list[int]) -> HiddenRows:
+    return HiddenRows(start, len(rows), bytes(byte for position in rows for byte in (position, position)))
+
+
 def test_a_tap_keeps_what_is_wanted_and_shows_what_stands():
-    tap = Tap((1, 2), {7: 4})
+    tap = Tap((1, 2), {7: 4}, pack)
     assert list(tap.wanted(7, 0, 4)) == []
     assert list(tap.wanted(7, 2, 4)) == [2, 3]
     assert list(tap.wanted(7, 6, 2)) == [0, 1]
     assert list(tap.wanted(8, 0, 4)) == []
-    tap.keep(7, 4, 2, part(4, 2).data)
-    tap.keep(7, 6, 3, part(6, 3).data)
+    tap.keep(7, 4, [4, 5])
+    tap.keep(7, 6, [6, 7, 8])
     assert tap.rows(7, 8) == [part(4, 2), part(6, 2)]
     assert tap.rows(7, 5) == [part(4, 1)]
     assert tap.rows(7, 4) == []
