@@ -1,7 +1,7 @@
 """Who still needs what the lanes have published in their arenas. Pure: the clock is an argument.
 
-A write to a slot is first unclaimed, then kept by a request and lent to lanes, any number of times; once it is
-none of these, its exporter may write there again. What is lent comes back by an ack or by the borrower's
+A write to a slot is first unclaimed, then kept by a request and lent to lanes, any number of times; once it
+is none of these, its exporter may write there again. What is lent comes back by an ack or by the borrower's
 confirmed death, and by nothing else: one that is late is quarantined, not given up.
 """
 

@@ -33,6 +33,7 @@ _EXAMPLES = {
     "max_verify_tokens": 64,
     "num_speculative_tokens": 5,
     "logprobs": 5,
+    "prompt_logprobs": 5,
     "top_p": 0.95,
     "top_k": 50,
     "min_p": 0.05,

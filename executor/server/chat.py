@@ -50,7 +50,7 @@ class ChatShape:
         self._logprobs = bool(body.logprobs)
         self.id = self._envelope.id
 
-    def opening(self, choice: int) -> dict[str, Any] | None:
+    def opening(self, choice: int, first: Delta) -> dict[str, Any] | None:
         return self._chunk(choice, {"role": "assistant", "content": ""})
 
     def delta(self, choice: int, delta: Delta) -> dict[str, Any] | None:
@@ -70,7 +70,12 @@ class ChatShape:
 
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
         answers = [self._answer(i, completion) for i, completion in enumerate(completions)]
-        return self._envelope.whole(completions, answers)
+        whole = self._envelope.whole(completions, answers)
+        if (entries := completions[0].prompt_logprobs) is not None:  # all answer the same prompt
+            whole["prompt_logprobs"] = logprobs.of_prompt(
+                self._text, completions[0].prompt_token_ids, entries
+            )
+        return whole
 
     def _answer(self, choice: int, completion: Completion) -> dict[str, Any]:
         entries = completion.logprobs
