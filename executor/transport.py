@@ -48,7 +48,7 @@ class TransportInfo(NamedTuple):
     reason: str
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Port:
     """A lane that has loaded. `arenas`: its own, None while made. `opened`: those of others that it reads."""
 
@@ -112,8 +112,12 @@ class Transport:
     # ------------------------------------------------------------ what lanes say
 
     def loaded(self, lane: Lane, fact: Loaded) -> None:
-        self._ports[lane.epoch] = _Port(lane, fact.no_cuda_ipc)
+        port = self._ports[lane.epoch] = _Port(lane, fact.no_cuda_ipc)
         self._advance()
+        if port in self._taking_part():
+            for other in self._opposite(port):
+                for arena in filter(None, other.arenas.values()):
+                    self._connect(arena, port)
 
     def exported(self, lane: Lane, fact: Exported) -> None:
         port = self._ports.get(lane.epoch)
