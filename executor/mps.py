@@ -6,14 +6,18 @@ $CUDA_MPS_PIPE_DIRECTORY; the answer is what it prints. Every question has a dea
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
+import threading
 from typing import TYPE_CHECKING
 
 from executor.errors import SpeclaneError
+from executor.events import record
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import signal
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 PROGRAM = "nvidia-cuda-mps-control"
@@ -25,6 +29,7 @@ PIPE, LOG = "p", "l"
 """Short: a socket's whole path has at most 107 bytes."""
 PIPE_VARIABLE, LOG_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 _MIB = 1 << 20
+_PARTING_SECONDS = 1.0
 
 
 class MpsFailed(SpeclaneError):
@@ -120,3 +125,56 @@ class MpsControl:
             return [int(line) for line in answer.split()]
         except ValueError:
             raise MpsFailed(f"the MPS daemon answered {command!r} with {answer.strip()[:80]!r}") from None
+
+
+def parting(
+    environment: Mapping[str, str], pid: int, send: Callable[[signal.Signals], object]
+) -> Parting | None:
+    """For a process with this environment; None if it is no client of MPS."""
+    if PIPE_VARIABLE not in environment:
+        return None
+    return Parting(MpsControl(environment, _PARTING_SECONDS), pid, send)
+
+
+class Parting:
+    """How a client of MPS is ended: killing one whose work is on the GPU can wedge the server for all others,
+    so the daemon is asked to end its work first. That takes a thread, since no round may wait for it."""
+
+    def __init__(self, control: MpsControl, pid: int, send: Callable[[signal.Signals], object]) -> None:
+        """`send`: a signal to the client; may be called when it is gone."""
+        self._control = control
+        self._pid = pid
+        self._send = send
+        self._numbers: list[signal.Signals] = []
+        self._lock = threading.Lock()
+        self._parted = False
+        self._thread: threading.Thread | None = None
+
+    def then(self, number: signal.Signals) -> None:
+        """Send this when the daemon has been asked, whatever it said. May be called from any thread."""
+        with self._lock:
+            if self._parted:
+                self._send(number)
+                return
+            self._numbers.append(number)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._part, name="speclane-parting", daemon=True)
+                self._thread.start()
+
+    def _part(self) -> None:
+        outcome = "terminated"
+        try:
+            if not self._control.terminate(self._pid):
+                outcome = "was no client"
+        except MpsFailed as error:
+            outcome = str(error)
+        record(logging.INFO, "mps_client_parted", pid=self._pid, outcome=outcome)
+        with self._lock:
+            self._parted = True
+            for number in self._numbers:
+                self._send(number)
+
+    def close(self) -> None:
+        """The client is gone."""
+        if self._thread is not None:
+            self._thread.join(4 * _PARTING_SECONDS)

@@ -110,7 +110,7 @@ class Launcher:
             self._stop_next(now)
         for child in self.children:
             self._advance(child, now)
-        if not self._served and all(child.state is State.READY for child in self.children):
+        if not self._served and all(child.state is State.READY for child in self.children) and self._attached:
             self._served = True
             name, urls = self._plan.topology.name, [child.facts.get(notify.URL) for child in self.children]
             told = ",".join(url for url in urls if url)
@@ -252,21 +252,30 @@ class Launcher:
         child.step(Event.STOP)
         if child.pid is None:
             return
-        if child.plan.kind == "mps":
-            self._mps.quit(child)
-        child.signal(signal.SIGTERM)
+        if child.plan.kind != "mps" or not self._mps.quit(child):
+            child.signal(signal.SIGTERM)
         if not ending:
             self._kill_at[child.name] = now + self._rules.drain + _GRACE_SECONDS
 
     # ------------------------------------------------------------ MPS
 
+    @property
+    def _attached(self) -> bool:
+        return all(self._mps.attached(gpu, _pids(self._clients(gpu), gpu)) for gpu in self._mps.daemons)
+
+    def _clients(self, gpu: str) -> dict[str, Child]:
+        """Processes with a lane on this GPU."""
+        return {
+            child.name: child
+            for child in self.children
+            if child.plan.kind != "mps" and gpu in child.plan.gpus
+        }
+
     async def _watch_mps(self) -> None:
         while self._mps.daemons:
             for gpu in self._mps.daemons:
                 child = self._by_name[f"mps-{gpu}"]
-                lanes = {
-                    each.name: each for each in self.children if each is not child and gpu in each.plan.gpus
-                }
+                lanes = self._clients(gpu)
                 seen = await asyncio.to_thread(self._mps.look, gpu, child.state, _pids(lanes, gpu))
                 now = time.monotonic()
                 if seen.ready and child.state is State.STARTING:

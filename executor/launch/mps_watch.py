@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from executor.launch.plan import LaunchPlan
 
 _PERIOD_SECONDS = 0.5
-_ATTACH_SECONDS = 10.0
-_FAULT_SECONDS = 10.0
 _HUNG_SECONDS = 15.0
 _QUIT_SECONDS = 5.0
 _SMI_SECONDS = 20.0
@@ -39,17 +37,12 @@ class Seen:
 
 
 class MpsWatch:
-    def __init__(
-        self, plan: LaunchPlan, *, attach: float = _ATTACH_SECONDS, fault: float = _FAULT_SECONDS
-    ) -> None:
-        """Seconds: `attach` that a lane may take to be listed, `fault` that a server may stay in a fault."""
+    def __init__(self, plan: LaunchPlan) -> None:
         self.daemons: dict[str, Path] = {
             gpu.name: gpu.directory for gpu in plan.gpus if gpu.directory is not None
         }
         self.period = _PERIOD_SECONDS
         self._plan = plan
-        self._attach = attach
-        self._fault = fault
         self._controls = {
             name: MpsControl(directories(directory)) for name, directory in self.daemons.items()
         }
@@ -89,16 +82,21 @@ class MpsWatch:
         seen.ready = True
         if not faulty:
             self._faulty.pop(gpu, None)
-        elif now - self._faulty.setdefault(gpu, now) > self._fault:
+        elif now - self._faulty.setdefault(gpu, now) > self._plan.gpu(gpu).patience:
             seen.broken = f"MPS server {faulty[0]} stays in its fault: clients of before it are left"
         if self._plan.gpu(gpu).verify:
-            self._strays(seen, clients, lanes, now)
+            seen.strays = self._strays(clients, lanes, now, self._plan.gpu(gpu).patience)
         return seen
 
+    def attached(self, gpu: str, lanes: Mapping[str, Mapping[str, int]]) -> bool:
+        """Whether all of these were seen as clients, or need not be."""
+        return not self._plan.gpu(gpu).verify or _who(lanes) <= self._attached
+
     def _strays(
-        self, seen: Seen, clients: Mapping[int, int], lanes: Mapping[str, Mapping[str, int]], now: float
-    ) -> None:
-        expected = {(name, lane, pid) for name, pids in lanes.items() for lane, pid in pids.items()}
+        self, clients: Mapping[int, int], lanes: Mapping[str, Mapping[str, int]], now: float, patience: float
+    ) -> dict[str, str]:
+        strays = {}
+        expected = _who(lanes)
         self._missing = {who: since for who, since in self._missing.items() if who in expected}
         self._attached &= expected
         for who in expected - self._attached:
@@ -106,18 +104,25 @@ class MpsWatch:
             if pid in clients:
                 self._attached.add(who)
                 self._missing.pop(who, None)
-            elif now - self._missing.setdefault(who, now) > self._attach:
-                seen.strays[name] = (
+            elif now - self._missing.setdefault(who, now) > patience:
+                strays[name] = (
                     f"its {lane} lane ({pid}) is no client of the MPS daemon, so it runs without MPS; "
                     'look at the daemon\'s log, or say attach = "trust"'
                 )
+        return strays
 
-    def quit(self, child: Child) -> None:
-        """Ask a daemon to end its servers and itself; whoever does not is ended by signal."""
+    def quit(self, child: Child) -> bool:
+        """Ask a daemon to end its servers and itself; whether it will."""
         try:
             self._controls[child.plan.gpus[0]].quit(_QUIT_SECONDS)
         except MpsFailed as error:
             child.reason = str(error)
+            return False
+        return True
+
+
+def _who(lanes: Mapping[str, Mapping[str, int]]) -> set[tuple[str, str, int]]:
+    return {(name, lane, pid) for name, pids in lanes.items() for lane, pid in pids.items()}
 
 
 def sweep(directory: Path) -> None:

@@ -35,6 +35,7 @@ class PlannedGpu:
     model: str
     directory: Path | None = None
     verify: bool = False
+    patience: float = 10.0
     exclusive: bool = False
 
 
@@ -123,6 +124,7 @@ def _gpu(gpu: Gpu, found: Sequence[FoundGpu], directory: Path) -> PlannedGpu:
         model=there.name if there else "",
         directory=directory / f"mps-{gpu.name}" if gpu.mps else None,
         verify=gpu.mps is not None and gpu.mps.attach == "verify",
+        patience=gpu.mps.patience if gpu.mps is not None else 0.0,
         exclusive=gpu.mps is not None and gpu.mps.compute_mode == "exclusive",
     )
 

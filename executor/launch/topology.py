@@ -28,11 +28,13 @@ class Mps(_Table, frozen=True):
 
     attach: `verify` asks the daemon whether the lanes really are its clients; `trust` does not, as one must
         where process ids are counted otherwise, in a container with ids of its own.
+    patience: seconds that a lane may take to become a client, and a server to recover from a GPU fault.
     compute_mode: `exclusive` sets the GPU's compute mode to EXCLUSIVE_PROCESS while the topology runs, which
         needs root and keeps others out; `keep` changes nothing.
     """
 
     attach: Literal["verify", "trust"] = "verify"
+    patience: float = 10.0
     compute_mode: Literal["keep", "exclusive"] = "keep"
 
 
@@ -171,6 +173,8 @@ def _check(topology: Topology) -> None:
                 f"{gpu.select!r} is neither number nor UUID",
                 "0, or see nvidia-smi -L",
             )
+        if gpu.mps is not None and not 0 < gpu.mps.patience <= 1e6:
+            raise _refusal(f"gpus.{gpu.name}.mps.patience", "must be a positive number of seconds", "10")
     for path, lane in topology.lanes:
         _check_lane(path, lane, gpus)
     known = [speculator.name for speculator in topology.speculators]

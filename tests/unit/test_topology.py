@@ -73,6 +73,7 @@ def test_what_is_left_out_has_a_default():
             "gpus.a.select: there is no GPU -1; try 0",
         ),
         (f'name = "x"\n[[gpus]]\nname = "cpu"\nselect = 1\n{TARGET}', "cpu means the CPU; try gpu0"),
+        (f'name = "x"\n{GPUS}mps.patience = 0\n{TARGET}', "gpus.b.mps.patience: must be a positive number"),
         (f'name = "x"\n{TARGET}[supervision]\ndrain = 0', "supervision.drain: must be a positive number"),
         (f'name = "x"\n{TARGET}[supervision]\nintensity = -1', "supervision.intensity: must not be negative"),
     ],
