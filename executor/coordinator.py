@@ -216,8 +216,8 @@ class Coordinator:
 
     @property
     def slots(self) -> dict[str, int]:
-        """Of what the lanes have in shared memory, how much is kept, lent, quarantined."""
-        return self._lanes.transport.leases.count()
+        """Of what the lanes have in shared memory, how much is kept, lent, quarantined; half a second old."""
+        return self._lanes.transport.slots
 
     @property
     def stale(self) -> int:

@@ -68,7 +68,7 @@ class _Arena(NamedTuple):
 
 
 class Transport:
-    """The coordinator's thread only, but for `info`."""
+    """The coordinator's thread only, but for `info` and `slots`."""
 
     def __init__(
         self, policy: TransportPolicy, post: Callable[[Lane, Order], None], lease_seconds: float
@@ -81,6 +81,8 @@ class Transport:
         """Ways that were not tried yet, the best first; empty before it is known what there is."""
         self._reasons: list[str] = []
         self.leases = Leases(lease_seconds)
+        self.slots = self.leases.count()
+        """What there was of them when somebody last looked."""
         self.chosen: str | None = None
         self.refusal: InvalidConfig | None = None
         """Why there is to be no start."""
@@ -156,6 +158,7 @@ class Transport:
         """What time alone does."""
         for epoch, count in self.leases.look(now):
             record(WARNING, "slots_quarantined", epoch=epoch, slots=count)
+        self.slots = self.leases.count()
 
     def close(self) -> None:
         for port in self._ports.values():

@@ -20,6 +20,7 @@ _NOT_DASHED = {
     "source": "SOURCE",
     "destination": "DESTINATION",
     "model": "MODEL",
+    "topology": "TOPOLOGY",
     "stop_token_ids": "--stop-token-id",
     "bad_words": "--bad-word",
     "grammar": "--json-schema, --regex or --choice",

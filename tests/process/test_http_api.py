@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+TOOL = {"type": "function", "function": {"name": "now"}}
 HELLO = [{"role": "user", "content": "hello"}]
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 
@@ -293,7 +294,8 @@ def test_metrics_are_what_prometheus_reads(toys):
             400,
             "messages[0].content[0]",
         ),
-        (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, 400, "tools"),
+        (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, 400, "tools[0]"),
+        (CHAT, {"messages": HELLO, "tools": [TOOL]}, 400, "tools"),
         (CHAT, {"messages": HELLO, "tool_choice": "required"}, 400, "tool_choice"),
         (CHAT, {"messages": HELLO, "top_logprobs": 2}, 400, "top_logprobs"),
         (CHAT, {"messages": HELLO, "max_tokens": 2, "max_completion_tokens": 3}, 400, "max_tokens"),
