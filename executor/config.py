@@ -176,6 +176,10 @@ class Config:
             raise InvalidConfig(
                 "require_cuda_ipc", f"require-cuda-ipc contradicts transport {self.transport}; try auto"
             )
+        if self.require_cuda_ipc and self.device == "cpu":
+            raise InvalidConfig(
+                "require_cuda_ipc", "require-cuda-ipc contradicts device cpu; try device cuda"
+            )
         if self.require_cuda_ipc and self.lanes == "inline":
             raise InvalidConfig(
                 "require_cuda_ipc",

@@ -61,7 +61,8 @@ Lanes = Annotated[
     _model("process|inline", "Each lane in a process of its own, or all in this one, for debuggers."),
 ]
 Transport = Annotated[
-    str, _model("auto|cuda_ipc|memfd|inline", "How tensors go from lane to lane; auto is the first that works.")
+    str,
+    _model("auto|cuda_ipc|memfd|inline", "How tensors go from lane to lane; auto is the first that works."),
 ]
 RequireCudaIpc = Annotated[
     bool, _flag("Model", "--require-cuda-ipc", "Rather fail than have tensors go another way.")

@@ -10,7 +10,12 @@ import time
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from executor.request import Acceptance
@@ -227,7 +232,9 @@ class _State:
         info.add_metric((), coordinator.transport._asdict())
         yield info
         yield _labelled(
-            GaugeMetricFamily("speclane_slots", "Of shared tensor memory, by who needs them.", labels=("state",)),
+            GaugeMetricFamily(
+                "speclane_slots", "Of shared tensor memory, by who needs them.", labels=("state",)
+            ),
             {state: float(count) for state, count in coordinator.slots.items()},
         )
         times = coordinator.lane_times
