@@ -30,6 +30,8 @@ def chat(
     device: o.Device = "auto",
     max_model_len: o.MaxModelLen = None,
     memory_budget: o.MemoryBudget = None,
+    acceptance: o.Acceptance = "coupled",
+    q_rows: o.QRows = "sparse",
     threads: o.Threads = None,
     cache_dir: o.CacheDir = None,
     max_tokens: Annotated[int, typer.Option(help="Of each answer.", metavar="N")] = 512,

@@ -47,6 +47,8 @@ def generate(
     max_model_len: o.MaxModelLen = None,
     memory_budget: o.MemoryBudget = None,
     kv_tokens: o.KvTokens = None,
+    acceptance: o.Acceptance = "coupled",
+    q_rows: o.QRows = "sparse",
     threads: o.Threads = None,
     cache_dir: o.CacheDir = None,
     load_timeout: o.LoadTimeout = None,

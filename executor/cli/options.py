@@ -70,6 +70,16 @@ MemoryBudget = Annotated[
 KvTokens = Annotated[
     int | None, _model("N", "Tokens that each lane's KV holds at most.", "all that are of use and fit")
 ]
+Acceptance = Annotated[
+    str,
+    _model(
+        "coupled|rejection|block",
+        "How drafts are judged: the same text whatever drafts, or longer drafts of the same distribution.",
+    ),
+]
+QRows = Annotated[
+    str, _model("sparse|full", "What drafts are drawn from unless coupled: the likeliest 64 tokens, or all.")
+]
 MaxVerifyTokens = Annotated[
     int | None, _model("N", "Tokens that one verification of all sequences takes.", "one pass of the target")
 ]
@@ -160,7 +170,7 @@ Verbose = Annotated[bool, _flag("Output", "--verbose", "Log each lane's phases a
 _CONFIG = (
     *("target", "speculator", "engine", "dtype", "device", "lanes"),
     *("num_speculative_tokens", "max_model_len", "max_sequences", "kv_tokens", "max_verify_tokens"),
-    "threads",
+    *("threads", "acceptance", "q_rows"),
 )
 _TIMEOUTS = {name: f"{name}_timeout" for name in ("load", "draft", "verify", "hang", "stop")}
 _PARAMS = (

@@ -57,6 +57,8 @@ def serve(
     memory_budget: o.MemoryBudget = None,
     kv_tokens: o.KvTokens = None,
     max_verify_tokens: o.MaxVerifyTokens = None,
+    acceptance: o.Acceptance = "coupled",
+    q_rows: o.QRows = "sparse",
     threads: o.Threads = None,
     cache_dir: o.CacheDir = None,
     load_timeout: o.LoadTimeout = None,
