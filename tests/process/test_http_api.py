@@ -221,6 +221,10 @@ def test_metrics_are_what_prometheus_reads(toys):
         assert values["speclane_lane_progress_age_seconds", lane] >= 0
         assert values["speclane_lane_restarts_total", lane] == 0
         assert values["speclane_lane_busy_seconds_total", lane] > 0
+        assert values["speclane_lane_bubble_seconds_total", lane] > 0
+        orders = values["speclane_lane_orders_total", lane]
+        assert 0 < values["speclane_wire_latency_seconds_count", lane] <= orders
+        assert values["speclane_wire_latency_seconds_sum", lane] > 0
     for name in (
         *("vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"),
         *("vllm:e2e_request_latency_seconds", "vllm:request_generation_tokens"),
