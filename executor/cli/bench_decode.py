@@ -108,7 +108,7 @@ def _warn(result: dict[str, Any]) -> None:
 
 def _may_differ(result: dict[str, Any]) -> bool:
     """Whether texts hang on what was drafted."""
-    return result["acceptance"] != "coupled" and result["temperature"] > 0.0
+    return bool(result["acceptance"] != "coupled" and result["temperature"] > 0.0)
 
 
 def _show(result: dict[str, Any]) -> None:
