@@ -159,6 +159,7 @@ class SamplingOptions:
     stop_token_id: o.StopTokenId = None
     ignore_eos: o.IgnoreEos = False
     logprobs: o.Logprobs = None
+    prompt_logprobs: o.PromptLogprobs = None
     presence_penalty: o.PresencePenalty = None
     frequency_penalty: o.FrequencyPenalty = None
     repetition_penalty: o.RepetitionPenalty = None
@@ -210,7 +211,7 @@ _CONFIG = (
 """Options that are fields of the Config as they are."""
 _TIMEOUTS = {name: f"{name}_timeout" for name in ("load", "draft", "verify", "hang", "stop")}
 _PARAMS = (
-    *("max_tokens", "min_tokens", "ignore_eos", "logprobs", "seed"),
+    *("max_tokens", "min_tokens", "ignore_eos", "logprobs", "prompt_logprobs", "seed"),
     *("temperature", "top_p", "top_k", "min_p"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )

@@ -147,6 +147,8 @@ Logprobs = Annotated[
     int | None, _sampling("N", "With --json: log-probability of each token and of N alternatives.")
 ]
 
+PromptLogprobs = Annotated[int | None, _sampling("N", "The same of the prompt's tokens.")]
+
 PresencePenalty = Annotated[
     float | None, _sampling("P", "Taken from the logit of each token that was generated; -2 to 2.", "0")
 ]

@@ -60,9 +60,6 @@ class TensorToy(ToyEngine):
     def distribution(self, rows: Sequence[int], index: int, draw: Draw) -> TensorDistribution:
         return self._sampler.distribution(self._tensor(rows)[index], draw, index)
 
-    def report(self, rows: Sequence[int], index: int, token: int, draw: Draw) -> Sample:
-        return self._sampler.report(self._tensor(rows)[index], token, draw)
-
 
 class Looked:
     """A speculator that always guesses as its table says; nothing is drawn."""
@@ -144,7 +141,7 @@ class Rounds:
             since, known = tokens[known:], len(tokens)
             item = DraftItem(0, 0, len(tokens), since, k, self.rows(len(tokens)))
             draft, q = self.drafts(item) if k else ([], [])
-            verdict = self.verify(VerifyItem(0, 0, len(tokens), since, draft, None, q))
+            verdict = self.verify(VerifyItem(0, 0, len(tokens), since, draft, q=q))
             tokens += [*draft[: verdict.n_accepted], verdict.next_token]
             rounds = None if rounds is None else rounds - 1
         return tuple(tokens[len(self.prompt) : end])
