@@ -114,6 +114,7 @@ def _circumstances(run: Run | Batch, config: Config) -> dict[str, Any]:
         "engine": config.engine,
         "dtype": config.dtype,
         "num_speculative_tokens": config.num_speculative_tokens if config.speculates else 0,
+        "acceptance": config.acceptance,
         "lanes": run.lanes,
         "transport": run.transport._asdict(),
     }
