@@ -194,10 +194,17 @@ def _target(
     options = dict(target.options)
     drafts = not target.attach and options.get("speculator") != "off"
     lanes = [_lane("target", f"{path}.lanes.target", target.lanes.target, gpus)]
+    ranks = options.get("target_ranks", options.get("target-ranks", 1))
+    if lanes[0].gpus and len(lanes[0].gpus) != ranks:
+        raise InvalidConfig(
+            "topology",
+            f"{path}.lanes.target.device: {len(lanes[0].gpus)} GPUs for {ranks} ranks; "
+            f"try options.target_ranks = {len(lanes[0].gpus)}",
+        )
     if drafts:
         lanes.append(_lane("speculator", f"{path}.lanes.speculator", target.lanes.speculator, gpus))
     if target.attach:
-        options["speculator"] = ",".join(addresses[name] for name in target.attach)
+        options["speculator"] = ",".join(addresses.get(name, name) for name in target.attach)
     used = tuple(dict.fromkeys(name for lane in lanes for name in lane.gpus))
     daemons = tuple(dict.fromkeys(name for lane in lanes for name in _daemons(lane, gpus)))
     if daemons:
@@ -214,7 +221,7 @@ def _target(
         name=target.name,
         kind="target",
         argv=(*SPECLANE, "serve", *words, *pinned),
-        needs=(*daemons, *target.attach),
+        needs=(*daemons, *(name for name in target.attach if name in addresses)),
         listens=(f"http://{target.host}:{target.port}",),
         lanes=tuple(lanes),
         gpus=used,

@@ -76,8 +76,8 @@ class Lanes(_Table, frozen=True):
 
 
 class Target(_Table, frozen=True):
-    """One `speclane serve`, which starts its own lanes. `options`: of that command; `attach`: names of
-    stand-alone speculators that draft for it, the first that serves; it then has no speculator lane."""
+    """One `speclane serve`, which starts its own lanes. `options`: of that command; `attach`: names or
+    addresses of stand-alone speculators: the first that serves drafts for it, and it has none of its own."""
 
     name: str
     host: str = "127.0.0.1"
@@ -113,7 +113,7 @@ class Supervision(_Table, frozen=True):
 
 class Topology(_Table, frozen=True):
     name: str
-    targets: list[Target]
+    targets: list[Target] = []
     description: str = ""
     gpus: list[Gpu] = []
     speculators: list[Speculator] = []
@@ -171,8 +171,8 @@ def _with_numbered_gpus(topology: Topology) -> Topology:
 
 
 def _check(topology: Topology) -> None:
-    if not topology.targets:
-        raise _refusal("targets", "there is none", '[[targets]] with a name, such as "main"')
+    if not topology.targets and not topology.speculators:
+        raise _refusal("targets", "there is nothing to run", '[[targets]] with a name, such as "main"')
     _check_names(topology)
     gpus = {gpu.name: gpu for gpu in topology.gpus}
     for gpu in topology.gpus:
@@ -194,7 +194,7 @@ def _check(topology: Topology) -> None:
         if not 1 <= target.port <= 65535:
             raise _refusal(f"{where}.port", f"must be from 1 to 65535, got {target.port}", "8000")
         for name in target.attach:
-            if name not in known:
+            if name not in known and "://" not in name:
                 raise _refusal(
                     f"{where}.attach",
                     f"there is no speculator {name!r}",

@@ -25,7 +25,7 @@ def test_what_is_left_out_has_a_default():
     [
         ("name = ", "is no TOML"),
         ("", "missing required field `name`"),
-        ('name = "x"\ntargets = []', "targets: there is none; try [[targets]]"),
+        ('name = "x"\ntargets = []', "targets: there is nothing to run; try [[targets]]"),
         ('name = "X"\n' + TARGET, "name: 'X' must be small letters"),
         (f'name = "x"\nextra = 1\n{TARGET}', "unknown field `extra`"),
         (f'name = "x"\n{TARGET}prot = 1', "targets[0]: Object contains unknown field `prot`"),
