@@ -108,8 +108,8 @@ def test_a_program_on_a_tether_ends_with_whoever_started_it(tmp_path):
     said = tmp_path / "said"
     child = tmp_path / "child.py"
     child.write_text(CHILD.format(said=str(said)))
-    words = [sys.executable, tether.__file__]
-    parent = f"import os, subprocess, time; subprocess.Popen([*{words}, str(os.getpid()), *{[words[0], str(child)]}])"
+    tied, mine = [sys.executable, tether.__file__], [sys.executable, str(child)]
+    parent = f"import os, subprocess, time; subprocess.Popen([*{tied}, str(os.getpid()), *{mine}])"
     with subprocess.Popen([sys.executable, "-c", parent + "; time.sleep(100)"]) as process:
         wait_for(lambda: said.exists() and said.read_text() == "up ")
         process.kill()
