@@ -39,7 +39,7 @@ def news(lane: Lane, request: Request, length: int | None = None) -> list[int]:
 
 def rows(lane: Lane, request: Request, room: int) -> list[HiddenRows]:
     """The hidden rows that are news to a lane that reads them, if they fit into `room` bytes; else later."""
-    if lane.spec.head is None:
+    if lane.head is None:
         return []
     parts = request.rows.since(lane.told_rows.get(request.seq, 0))
     if sum(len(part.data) for part in parts) > room:

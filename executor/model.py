@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from executor import checkpoint, heads, models, shipped, toy_text
-from executor.config import available_cores
+from executor import address, checkpoint, heads, models, shipped, toy_text
+from executor.config import available_cores, check_servers
 from executor.detokenizer import Detokenizer, token_bytes
 from executor.errors import InvalidConfig, InvalidRequest
 from executor.tokenizer import Tokenizer
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from ipc.messages import LaneEngine, LaneName
 _NO_MODEL = ("suffix", "cascade", "eagle", "ngram", "off")
 """Speculators that have no checkpoint."""
+LOOKUP_CONTEXT = 8192
+"""Longest sequence in tokens of a server that looks tokens up, unless it is told."""
 
 
 class ModelText(Protocol):
@@ -166,6 +168,8 @@ def speculator_spec(
     """
     if not config.speculates:
         return None
+    if address.is_address(config.speculator):
+        return _remote(config, target, field)
     if config.speculator == "ngram":
         return _spec(config, "speculator", "ngram", "", target.max_model_len)
     if config.speculator == "suffix":
@@ -182,6 +186,37 @@ def speculator_spec(
         raise InvalidConfig(field, str(error)) from error
     draft_len = min(target.max_model_len, checkpoint.context(draft, field))
     return _spec(config, "speculator", config.engine, str(draft), draft_len)
+
+
+def server_spec(config: Config, progress: Callable[[str], None]) -> LaneSpec:
+    """The lane of a speculator server, which has no target beside it; `config.target` counts for heads only.
+
+    `config.max_sequences` is of all clients together. Raises InvalidConfig about `speculator`.
+    """
+    if not config.speculates or address.is_address(config.speculator):
+        raise InvalidConfig("speculator", f"speculator {config.speculator} drafts nothing here; try ngram")
+    if config.speculator in ("ngram", "suffix"):
+        engine: LaneEngine = "ngram" if config.speculator == "ngram" else "suffix"
+        return _spec(config, "speculator", engine, "", config.max_model_len or LOOKUP_CONTEXT)
+    if config.speculator in ("eagle", "cascade") or config.speculator.endswith(heads.SUFFIX):
+        checkpoint_ = _checkpoint(config, config.target, "target", progress)
+        context = _within(config.max_model_len, checkpoint.context(checkpoint_, "target"))
+        return _head(config, _spec(config, "target", config.engine, str(checkpoint_), context), "speculator")
+    if config.engine == "toy":
+        toy = _toy(config.speculator, "speculator", f"ngram, or {ToyParameters()}")
+        context = _within(config.max_model_len, toy.context)
+        return _spec(config, "speculator", "toy", config.speculator, context)
+    draft = _checkpoint(config, config.speculator, "speculator", progress, also=_NO_MODEL)
+    context = _within(config.max_model_len, checkpoint.context(draft, "speculator"))
+    return _spec(config, "speculator", config.engine, str(draft), context)
+
+
+def _remote(config: Config, target: LaneSpec, field: str) -> LaneSpec:
+    """A lane at a server. Raises InvalidConfig about `field` or `keys`."""
+    check_servers(field, config.speculator, config.keys)
+    servers = ",".join(server.text for server in address.parse_several(config.speculator, field))
+    lane = _spec(config, "speculator", "remote", servers, target.max_model_len)
+    return msgspec.structs.replace(lane, device="cpu")  # of this host it takes nothing
 
 
 def _head(config: Config, target: LaneSpec, field: str) -> LaneSpec:

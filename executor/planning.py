@@ -45,7 +45,7 @@ class LaneRow:
 def plan_memory(config: Config, progress: Callable[[str], None]) -> MemoryPlan:
     """Starts workers and ends them. Raises InvalidConfig for what cannot be, LaneFailed."""
     prepared = prepare(config, progress)
-    lanes = Lanes(prepared.specs, config.timeouts, config.recovery, config.memory, "process")
+    lanes = Lanes(prepared.specs, config.timeouts, config.recovery, config.memory, "process", config.keys)
     try:
         return lanes.plan(time.monotonic() + config.timeouts.load)
     finally:

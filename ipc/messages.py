@@ -12,10 +12,10 @@ from typing import Literal
 
 import msgspec
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 
 LaneName = Literal["target", "speculator"]
-LaneEngine = Literal["native", "hf", "toy", "ngram", "suffix", "eagle", "cascade"]
+LaneEngine = Literal["native", "hf", "toy", "ngram", "suffix", "eagle", "cascade", "remote"]
 Phase = Literal[
     "boot",
     "load",
@@ -59,7 +59,8 @@ class HeadSpec(Record, frozen=True):
 
 class LaneSpec(Record, frozen=True):
     """What a worker must become. `model` is a checkpoint directory, or the parameters of a toy; of a drafting
-    head it is the target's checkpoint, whose embedding and output rows the head uses.
+    head it is the target's checkpoint, whose embedding and output rows the head uses; of a `remote`
+    speculator the addresses of its servers, with commas: the first that serves takes the lane.
 
     Lengths in tokens: `max_model_len` of the longest sequence, `num_speculative_tokens` of the longest draft.
     `reuse_prefixes`: whether keys and values that were computed for one sequence serve others.
@@ -77,6 +78,17 @@ class LaneSpec(Record, frozen=True):
     num_speculative_tokens: int = 0
     reuse_prefixes: bool = True
     prior: str = ""
+    head: HeadSpec | None = None
+
+
+class Offer(Record, frozen=True):
+    """What a speculator server drafts with, which an executor does not know before it is attached.
+
+    `name`: how people call it. `head`: what it wants to read of the target; its file is the server's own.
+    """
+
+    engine: LaneEngine
+    name: str
     head: HeadSpec | None = None
 
 
@@ -254,6 +266,16 @@ class VerifiedItem(Record, frozen=True):
 # ---------------------------------------------------------------- orders: coordinator → worker
 
 
+class Attach(Message, frozen=True):
+    """To a speculator server, before all else: be this executor's speculator, under this epoch.
+
+    `client`: who asks, for the server's log; who may ask is a matter of keys.
+    """
+
+    wire_version: int
+    client: str
+
+
 class Configure(Message, frozen=True):
     """First order, in answer to Greeted: load this lane and serve."""
 
@@ -334,9 +356,13 @@ class PhaseReached(Message, frozen=True):
 
 
 class Loaded(Message, frozen=True):
-    """Weights are there and attention is set up, on this device (an identity); the lane waits to profile."""
+    """Weights are there and attention is set up, on this device (an identity); the lane waits to profile.
+
+    `serves`: what a speculator server drafts with; None from a lane that was told what to become.
+    """
 
     device_id: str
+    serves: Offer | None = None
 
 
 class Profiled(Message, frozen=True):
@@ -395,5 +421,5 @@ class Failed(Message, frozen=True):
 
 FAILURE_KINDS = ("configuration", "load", "protocol", "memory", "numerics", "internal")
 
-Order = Configure | Profile | Allocate | Open | Draft | Verify | Close | Stop
+Order = Attach | Configure | Profile | Allocate | Open | Draft | Verify | Close | Stop
 Fact = Greeted | PhaseReached | Loaded | Profiled | Ready | Drafted | Verified | Progressed | Failed

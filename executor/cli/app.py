@@ -10,9 +10,11 @@ from executor.cli import (
     chat,
     doctor,
     generate,
+    keys,
     plan,
     prune,
     serve,
+    speculator,
     status,
     swap_speculator,
     top,
@@ -44,6 +46,8 @@ def speclane(
 
 
 app.command()(serve.serve)
+app.command("speculator")(speculator.speculator_server)
+app.command()(keys.keys)
 app.command()(chat.chat)
 app.command()(generate.generate)
 app.command()(plan.plan)

@@ -30,6 +30,7 @@ def chat(
     device: o.Device = "auto",
     max_model_len: o.MaxModelLen = None,
     memory_budget: o.MemoryBudget = None,
+    keys: o.Keys = None,
     threads: o.Threads = None,
     cache_dir: o.CacheDir = None,
     max_tokens: Annotated[int, typer.Option(help="Of each answer.", metavar="N")] = 512,

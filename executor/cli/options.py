@@ -46,8 +46,8 @@ Target = Annotated[str | None, _model("MODEL", "Alias, checkpoint directory or h
 Speculator = Annotated[
     str,
     _model(
-        "off|ngram|suffix|eagle|cascade|MODEL",
-        "What drafts: nothing, lookups, a head, both, or a small model.",
+        "off|ngram|suffix|eagle|cascade|MODEL|ADDRESS",
+        "What drafts: nothing, lookups, a head, both, a small model; or servers, by ipc:// or tcp://.",
     ),
 ]
 NumSpeculativeTokens = Annotated[int | None, _model("K", "Longest draft in tokens, from 1 to 32.", "5")]
@@ -74,6 +74,9 @@ MaxVerifyTokens = Annotated[
     int | None, _model("N", "Tokens that one verification of all sequences takes.", "one pass of the target")
 ]
 Threads = Annotated[int | None, _model("N", "CPU threads of each lane.", "all cores")]
+Keys = Annotated[
+    str | None, _model("DIRECTORY", "Keys for speculator servers, made by speclane keys.", "none")
+]
 CacheDir = Annotated[
     str | None, _model("DIRECTORY", "Where fetched models are kept.", "$SPECLANE_CACHE, else ~/.cache")
 ]
@@ -175,8 +178,7 @@ def config(given: Mapping[str, Any], **fixed: Any) -> "Config":
     from executor.config import Config, Recovery, Timeouts
 
     chosen = {name: given[name] for name in _CONFIG if given.get(name) is not None}
-    if given.get("cache_dir") is not None:
-        chosen["cache_dir"] = given["cache_dir"]
+    chosen |= {name: given[name] for name in ("cache_dir", "keys") if given.get(name) is not None}
     if given.get("memory_budget") is not None:
         chosen["memory_budget"] = nbytes("memory_budget", given["memory_budget"])
     timeouts = {name: given[key] for name, key in _TIMEOUTS.items() if given.get(key) is not None}

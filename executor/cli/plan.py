@@ -23,6 +23,7 @@ def plan(
     max_model_len: o.MaxModelLen = None,
     memory_budget: o.MemoryBudget = None,
     kv_tokens: o.KvTokens = None,
+    keys: o.Keys = None,
     threads: o.Threads = None,
     cache_dir: o.CacheDir = None,
     load_timeout: o.LoadTimeout = None,

@@ -57,6 +57,7 @@ def serve(
     memory_budget: o.MemoryBudget = None,
     kv_tokens: o.KvTokens = None,
     max_verify_tokens: o.MaxVerifyTokens = None,
+    keys: o.Keys = None,
     threads: o.Threads = None,
     cache_dir: o.CacheDir = None,
     load_timeout: o.LoadTimeout = None,
