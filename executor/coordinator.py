@@ -27,6 +27,7 @@ from executor.health import Health, HealthLog
 from executor.lane import LaneState
 from executor.lanes import Lanes
 from executor.model import check_length
+from executor.placement import ANYWHERE
 from executor.plan import Limits, draft_budget, plan_round
 from executor.stats import Load, RoundTime, Stats
 from executor.swapping import Swapping, check_vocabulary, fail
@@ -34,12 +35,13 @@ from executor.verifying import Verifying
 from ipc.codec import MAX_ARRAY_LENGTH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from executor.capacity import MemoryLimits, MemoryPlan
     from executor.config import Hosting, Recovery, Timeouts
     from executor.lane import Lane
+    from executor.placement import Placement
     from executor.plan import Step
     from executor.request import Request
     from ipc.messages import LaneName, LaneSpec
@@ -60,6 +62,7 @@ class Coordinator:
         memory: MemoryLimits,
         hosting: Hosting = "process",
         max_verify_tokens: int | None = None,
+        placements: Mapping[LaneName, Placement] = ANYWHERE,
         keys: Path | None = None,
     ) -> None:
         """`specs`: the target's first, then the speculator's if there is one. Lengths in tokens: `k` of the
@@ -79,7 +82,7 @@ class Coordinator:
         self._ended = threading.Event()
         self._failure: SpeclaneError | None = None
         self._lock = threading.Lock()  # guards what callers leave here against the moment of failure
-        self._lanes = Lanes(specs, timeouts, recovery, memory, hosting, keys)
+        self._lanes = Lanes(specs, timeouts, recovery, memory, hosting, placements, keys)
         self.stats = Stats()
         self._drafting = Drafting(self._lanes, timeouts, self.stats)
         self._verifying = Verifying(self._lanes, timeouts.verify)
@@ -168,6 +171,11 @@ class Coordinator:
     def memory(self) -> MemoryPlan | None:
         """What each lane holds of its device, and the tokens that all hold; None until that is known."""
         return self._lanes.memory
+
+    @property
+    def turned_at(self) -> float:
+        """When its thread last looked after the lanes, by time.monotonic: twice a second if all is well."""
+        return self._lanes.supervisor.ticked_at
 
     @property
     def health(self) -> Health:

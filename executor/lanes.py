@@ -11,6 +11,7 @@ import os
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from executor import descriptors, inline, process, vetting
@@ -18,6 +19,7 @@ from executor.admission import KvRoom
 from executor.allocation import Allocation
 from executor.errors import InvalidConfig, LaneFailed
 from executor.lane import Lane, LaneState
+from executor.placement import ANYWHERE
 from executor.remote import Attachments
 from executor.rundir import RunDir
 from executor.supervisor import Supervisor
@@ -43,14 +45,15 @@ from ipc.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from executor.capacity import MemoryLimits, MemoryPlan
     from executor.config import Hosting, Recovery, Timeouts
     from executor.errors import SpeclaneError
+    from executor.placement import Placement
     from ipc.channel import Event, Watched
-    from ipc.messages import Fact, LaneSpec, Order
+    from ipc.messages import Fact, LaneName, LaneSpec, Order
 
 log = logging.getLogger("speclane")
 
@@ -85,6 +88,7 @@ class Lanes:
         recovery: Recovery,
         memory: MemoryLimits,
         hosting: Hosting,
+        placements: Mapping[LaneName, Placement] = ANYWHERE,
         keys: Path | None = None,
     ) -> None:
         """Raises InvalidConfig if there is no place for the socket or there are no such keys, SpeclaneError
@@ -98,7 +102,7 @@ class Lanes:
             self._alarm, self._call = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             self._hub.watch(self._alarm)
             undo.pop_all()
-        attachments = Attachments(keys, HOSTS[hosting].start)
+        attachments = Attachments(keys, partial(HOSTS[hosting].start, placements=placements))
         self.supervisor = Supervisor(self._hub, specs, timeouts, recovery, attachments.start)
         self.supervisor.on_change = self._changed
         self._allocation = Allocation(memory, recovery.standby)

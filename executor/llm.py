@@ -81,6 +81,7 @@ class LLM:
                 config.memory,
                 config.lanes,
                 config.max_verify_tokens,
+                config.placements,
                 config.keys,
             )
             self._control = self._listen(self._coordinator.directory)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from executor import address, checkpoint, heads, models, shipped, toy_text
-from executor.config import available_cores, check_servers
+from executor.config import check_servers
 from executor.detokenizer import Detokenizer, token_bytes
 from executor.errors import InvalidConfig, InvalidRequest
 from executor.tokenizer import Tokenizer
@@ -281,8 +281,8 @@ def _spec(config: Config, lane: LaneName, engine: LaneEngine, model: str, max_mo
         engine=engine,
         model=model,
         dtype=config.dtype,
-        device=config.device,
-        threads=config.threads or available_cores(),
+        device=config.placements[lane].device,
+        threads=config.threads_of(lane),
         max_sequences=config.max_sequences,
         max_model_len=max_model_len,
         num_speculative_tokens=config.num_speculative_tokens,

@@ -45,7 +45,15 @@ class LaneRow:
 def plan_memory(config: Config, progress: Callable[[str], None]) -> MemoryPlan:
     """Starts workers and ends them. Raises InvalidConfig for what cannot be, LaneFailed."""
     prepared = prepare(config, progress)
-    lanes = Lanes(prepared.specs, config.timeouts, config.recovery, config.memory, "process", config.keys)
+    lanes = Lanes(
+        prepared.specs,
+        config.timeouts,
+        config.recovery,
+        config.memory,
+        "process",
+        config.placements,
+        config.keys,
+    )
     try:
         return lanes.plan(time.monotonic() + config.timeouts.load)
     finally:

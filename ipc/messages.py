@@ -15,6 +15,9 @@ import msgspec
 WIRE_VERSION = 3
 
 LaneName = Literal["target", "speculator"]
+SharedTransport = Literal["memfd", "cuda_ipc"]
+"""How tensors go from lane to lane without being copied; else they go inline, within messages."""
+TensorDtype = Literal["bf16", "fp16", "fp32", "fp64", "int32", "int64", "uint8"]
 LaneEngine = Literal["native", "hf", "toy", "ngram", "suffix", "eagle", "cascade", "remote"]
 Phase = Literal[
     "boot",
@@ -172,6 +175,55 @@ class OpenedSequence(Record, frozen=True):
     tokens: list[int]
     prompt_len: int
     sampling: SamplingSpec
+
+
+class ArenaExport(Record, frozen=True):
+    """What a lane tells of an arena, once: all that another needs to open it, but for the file of a memfd.
+
+    arena, epoch: its identity; handle bytes may repeat, these never do.
+    nbytes, slots: its size, and how many tensors may stand in it at once.
+    device_id: where its memory is, as all processes identify devices; `cpu` for memfd.
+    handle: of CUDA memory, as the driver gave it; empty for memfd, whose file goes by the socket pair.
+    pid, pid_namespace: of the exporter, since the driver tells processes apart by their numbers.
+    """
+
+    arena: str
+    epoch: str
+    transport: SharedTransport
+    nbytes: int
+    slots: int
+    device_id: str
+    handle: bytes
+    pid: int
+    pid_namespace: int
+
+
+class SlotRef(Record, frozen=True):
+    """One write to one slot of an arena; the slot's generation grows with each write."""
+
+    arena: str
+    slot: int
+    generation: int
+
+
+class Descriptor(Record, frozen=True):
+    """A dense tensor in an arena: `nbytes` bytes from `offset` on, in slot `slot` since its `generation`.
+
+    Checked by ipc.descriptor before anything is made of it.
+    """
+
+    arena: str
+    epoch: str
+    slot: int
+    generation: int
+    offset: int
+    nbytes: int
+    dtype: TensorDtype
+    shape: tuple[int, ...]
+
+    @property
+    def ref(self) -> SlotRef:
+        return SlotRef(self.arena, self.slot, self.generation)
 
 
 class HiddenRows(Record, frozen=True):

@@ -30,6 +30,10 @@ def _model(metavar: str, text: str, default: str | None = None) -> Any:
     return _option("Model", metavar, text, default)
 
 
+def _lane(metavar: str, text: str, default: str | None = None) -> Any:
+    return _option("Each lane", metavar, text, default)
+
+
 def _timeout(text: str, default: str) -> Any:
     return _option("Timeouts", "SECONDS", text, default)
 
@@ -53,7 +57,17 @@ Speculator = Annotated[
 NumSpeculativeTokens = Annotated[int | None, _model("K", "Longest draft in tokens, from 1 to 32.", "5")]
 Engine = Annotated[str, _model("native|hf|toy", "Code that runs the models.")]
 Dtype = Annotated[str, _model("fp32|bf16|fp16", "Type of weights and arithmetic.")]
-Device = Annotated[str, _model("DEVICE", "auto, cpu, cuda or cuda:N, for both lanes.")]
+Device = Annotated[str, _model("DEVICE", "auto, cpu, cuda, cuda:N or a GPU's UUID, for both lanes.")]
+TargetDevice = Annotated[str | None, _lane("DEVICE", "Of the target lane.", "as --device")]
+SpeculatorDevice = Annotated[str | None, _lane("DEVICE", "Of the speculator lane.", "as --device")]
+TargetEnv = Annotated[
+    list[str] | None, _lane("NAME=VALUE", "In the environment of the target's process; repeatable.", "none")
+]
+SpeculatorEnv = Annotated[
+    list[str] | None, _lane("NAME=VALUE", "In that of the speculator's process; repeatable.", "none")
+]
+TargetCores = Annotated[str | None, _lane("CORES", "Cores of the target's process, such as 0-3.", "all")]
+SpeculatorCores = Annotated[str | None, _lane("CORES", "Cores of the speculator's process.", "all")]
 Lanes = Annotated[
     str,
     _model("process|inline", "Each lane in a process of its own, or all in this one, for debuggers."),
@@ -163,7 +177,7 @@ Verbose = Annotated[bool, _flag("Output", "--verbose", "Log each lane's phases a
 _CONFIG = (
     *("target", "speculator", "engine", "dtype", "device", "lanes"),
     *("num_speculative_tokens", "max_model_len", "max_sequences", "kv_tokens", "max_verify_tokens"),
-    "threads",
+    *("threads", "target_device", "speculator_device", "target_cores", "speculator_cores"),
 )
 _TIMEOUTS = {name: f"{name}_timeout" for name in ("load", "draft", "verify", "hang", "stop")}
 _PARAMS = (
@@ -179,6 +193,8 @@ def config(given: Mapping[str, Any], **fixed: Any) -> "Config":
 
     chosen = {name: given[name] for name in _CONFIG if given.get(name) is not None}
     chosen |= {name: given[name] for name in ("cache_dir", "keys") if given.get(name) is not None}
+    for lane in ("target", "speculator"):
+        chosen[f"{lane}_env"] = tuple(given.get(f"{lane}_env") or ())
     if given.get("memory_budget") is not None:
         chosen["memory_budget"] = nbytes("memory_budget", given["memory_budget"])
     timeouts = {name: given[key] for name, key in _TIMEOUTS.items() if given.get(key) is not None}
