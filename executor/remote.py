@@ -54,6 +54,7 @@ class Attachments:
             addresses=servers.split(","),
             keys=self._keys,
             fails_fast=servers not in self._have_served,
+            advice="or try --speculator ngram",
         )
         return RemoteWorker(Relay(hub, errand), lambda: self._have_served.add(servers))
 

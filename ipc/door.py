@@ -67,7 +67,7 @@ class Door:
             self._bind(address)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
-            raise WireError(f"{address} cannot be bound: {error.strerror}") from error
+            raise WireError(f"{address} cannot be bound: {os.strerror(error.errno or 0)}") from error
         except WireError:
             self._context.destroy(linger=0)
             raise

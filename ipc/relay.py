@@ -43,7 +43,8 @@ _ENDED = zmq.Event.CLOSED, zmq.Event.DISCONNECTED
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """Who asks whom. `fails_fast`: where no server takes it at once, that is the end of it."""
+    """Who asks whom. `fails_fast`: where no server takes it at once, that is the end of it, and `advice` the
+    last word on it."""
 
     identity: str
     epoch: str
@@ -51,6 +52,7 @@ class Errand:
     addresses: Sequence[str]
     keys: ClientKeys | None
     fails_fast: bool
+    advice: str = ""
 
 
 class _Line(NamedTuple):
@@ -105,7 +107,7 @@ class Relay:
                 self._hang_up()
                 reasons.append(reason)
             if self._errand.fails_fast:
-                return self._tell("configuration", "; ".join(reasons))
+                return self._tell("configuration", "; ".join([*reasons, self._errand.advice]))
             zmq.select([self._stop, self._wire], [], [], pause)
             if self._over():
                 return ""
@@ -165,12 +167,16 @@ class Relay:
                 case zmq.Event.HANDSHAKE_SUCCEEDED:
                     return ""
                 case event if event == _REFUSED:
-                    return f"the server at {line.address} does not know this client's key (--keys)"
+                    return (
+                        f"the server at {line.address} does not list this client's key; "
+                        "add it there with: speclane keys DIR --client NAME"
+                    )
                 case event if event in _MISUNDERSTOOD:
                     advice = "it has another key than this client trusts" if keyed else "it may want --keys"
                     return f"{line.address} is no speculator server, or {advice}"
                 case event if event in _ENDED:
-                    return f"no speculator server at {line.address}"
+                    advice = "start one: speclane speculator --bind ADDRESS"
+                    return f"no speculator server at {line.address}; {advice}"
         return ""
 
     def _first_words(self, line: _Line) -> str:

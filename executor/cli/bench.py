@@ -8,6 +8,7 @@ from executor.cli import (
     bench_invariance,
     bench_memory,
     bench_overhead,
+    bench_pool,
     bench_recovery,
 )
 
@@ -17,4 +18,5 @@ app.command("overhead")(bench_overhead.overhead)
 app.command("invariance")(bench_invariance.invariance)
 app.command("recovery")(bench_recovery.recovery)
 app.command("memory")(bench_memory.memory)
+app.command("pool")(bench_pool.pool)
 app.command("http")(bench_http.http)

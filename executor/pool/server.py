@@ -18,7 +18,9 @@ from executor.admission import KvRoom
 from executor.errors import InvalidConfig, LaneFailed
 from executor.events import record
 from executor.lanes import Lanes
+from executor.notify import Notifier
 from executor.pool.client import Client, Overdrawn, Terms
+from executor.pool.herald import Herald
 from executor.pool.suspects import Suspects
 from executor.pool.turns import Turns
 from ipc import codec
@@ -70,7 +72,9 @@ class SpeculatorServer:
         self.offer = offer
         self._door = door
         self._most = clients
-        self._lanes = Lanes([spec], config.timeouts, config.recovery, config.memory, config.lanes)
+        self._lanes = Lanes(
+            [spec], config.timeouts, config.recovery, config.memory, config.lanes, config.placements
+        )
         self._clients: dict[str, Client] = {}
         self._turns = Turns()
         self._suspects = Suspects()
@@ -82,6 +86,7 @@ class SpeculatorServer:
         self._epoch = ""
         self._terms: Terms | None = None
         self._next_beat = 0.0
+        self._herald = Herald(Notifier(os.environ), offer.name, door.address)
         self._stopping = False
         self.strangers = 0
         """Frames of those who are no clients, or none any more."""
@@ -107,6 +112,7 @@ class SpeculatorServer:
                 self._give_turn()
                 self._beat()
         finally:
+            self._herald.stopping()
             for client in list(self._clients.values()):
                 self._say_goodbye(client)
             self._lanes.stop()
@@ -253,7 +259,8 @@ class SpeculatorServer:
         """Clients hear of the server, and who does not take that is gone."""
         if time.monotonic() < self._next_beat:
             return
-        self._next_beat = time.monotonic() + BEAT_SECONDS
+        self._next_beat = time.monotonic() + min(BEAT_SECONDS, self._herald.period)
+        self._herald.tell(self._lane, len(self._clients))
         for client in list(self._clients.values()):
             if client.link.state in _SPEAKABLE:
                 client.beats += 1
