@@ -1,4 +1,4 @@
-"""A speculator server's end: executors knock, by their identities `speculator/epoch`. One thread only.
+"""A speculator server's end: executors knock, by their identities `speculator/epoch/call`. One thread only.
 
 Owns the socket and who may come in. Nothing that a client sends is trusted or waited for: each has a queue of
 few frames, of few bytes each, and who does not take what is sent to it is gone.

@@ -72,6 +72,8 @@ class Relay:
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._line: _Line | None = None
         self._greeting = b""
+        self.calls = 0
+        """How many servers have been tried so far, each time that they were."""
         self.stopped = False
         self.address = ""
         """Of the server that it is attached to, once it is."""
@@ -138,7 +140,9 @@ class Relay:
         socket = limited(self._context.socket(zmq.DEALER))
         news = socket.get_monitor_socket()
         try:
-            socket.setsockopt(zmq.IDENTITY, self._errand.identity.encode())
+            # Another one each time: a server that has not missed us yet would not know us a second time.
+            self.calls += 1
+            socket.setsockopt(zmq.IDENTITY, f"{self._errand.identity}/{self.calls}".encode())
             socket.setsockopt(zmq.RECONNECT_IVL, -1)  # who was cut off is attached anew, or not at all
             socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
@@ -149,8 +153,7 @@ class Relay:
                 socket.curve_serverkey = keys.server.encode()
             socket.connect(address)
         except BaseException:
-            socket.disable_monitor()
-            socket.close(linger=0)
+            _close(socket, news, linger=0)
             raise
         return _Line(address, socket, news)
 
@@ -239,8 +242,13 @@ class Relay:
         if line is not None:
             with contextlib.suppress(zmq.ZMQError):
                 line.socket.send(GOODBYE, zmq.NOBLOCK)
-            line.socket.disable_monitor()
-            line.socket.close(linger=_LAST_WORDS_MS)
+            _close(line.socket, line.news, linger=_LAST_WORDS_MS)
+
+
+def _close(socket: zmq.Socket[bytes], news: zmq.Socket[bytes], linger: int) -> None:
+    socket.disable_monitor()
+    news.close(linger=0)
+    socket.close(linger=linger)
 
 
 def _pass_on(source: zmq.Socket[bytes], to: zmq.Socket[bytes]) -> bool:
