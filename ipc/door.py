@@ -116,14 +116,14 @@ class Door:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            identity = frames[0].bytes.decode(errors="replace")
+            identity = frames[0].bytes.decode("latin-1")  # any bytes, and back again
             # More than one frame is no message, and will not pass for one.
             yield Knock(identity, self._user(frames[-1]), frames[1].bytes if len(frames) == 2 else b"\xc1")
 
     def send(self, identity: str, frame: bytes) -> bool:
         """Whether that client is still there, and takes it."""
         try:
-            self._socket.send_multipart([identity.encode(), frame])
+            self._socket.send_multipart([identity.encode("latin-1"), frame])
         except zmq.ZMQError:
             return False
         return True

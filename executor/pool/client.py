@@ -145,6 +145,8 @@ class Client:
                 )
             self._check_tokens(opened.tokens)
             self._check_sampling(opened.sampling)
+            if len(opened.tokens) > self.terms.max_model_len:
+                raise Overdrawn(f"sequence {opened.seq} is longer than {self.terms.max_model_len} tokens")
             if len(self._held) >= self.terms.seats:
                 raise Overdrawn(f"opens more than {self.terms.seats} sequences")
             # Nobody is told of a draft's log-probabilities.
@@ -273,10 +275,8 @@ class Client:
             self._check_tokens([token for word in its.bad_words for token in word])
 
     def _check_room(self, drafts: dict[int, int]) -> None:
-        room, limit = self._room, self.terms.max_model_len
+        room = self._room
         assert room is not None, "admitted"
-        blocks = sum(
-            room.blocks_for(min(held.length + drafts.get(seq, 0), limit)) for seq, held in self._held.items()
-        )
+        blocks = sum(room.blocks_for(held.length + drafts.get(seq, 0)) for seq, held in self._held.items())
         if blocks > room.blocks:
             raise Overdrawn(f"holds {blocks * room.block} tokens, its share is {room.tokens}")

@@ -198,6 +198,10 @@ def test_nobody_takes_more_than_his_share():
     a.open([opened(0), opened(1)], numbers)
     with pytest.raises(Overdrawn, match="more than 2 sequences"):
         a.open([opened(2)], numbers)
+    a.close([1])
+    with pytest.raises(Overdrawn, match="sequence 1 is longer than 200 tokens"):
+        a.open([opened(1, [1] * 201)], numbers)
+    a.open([opened(1)], numbers)
     with pytest.raises(Overdrawn, match="beyond 200 tokens"):
         a.ask(draft(item(0, 199, [1] * 196)))
     a.ask(draft(item(0, 190, [1] * 187), item(1, 60, [1] * 57, k=4)))
