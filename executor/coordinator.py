@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from executor.capacity import MemoryLimits, MemoryPlan
     from executor.config import Hosting, Recovery, Timeouts
     from executor.lane import Lane
+    from executor.lane_times import LaneTimes
     from executor.placement import Placement
     from executor.plan import Step
     from executor.request import Request
@@ -204,6 +205,11 @@ class Coordinator:
         return self._lanes.directory
 
     @property
+    def lane_times(self) -> LaneTimes:
+        """Where the time of lanes goes, since the start."""
+        return self._lanes.times
+
+    @property
     def stale(self) -> int:
         """Replies that came too late or from an earlier order, and were dropped."""
         return self._lanes.counts.stale
@@ -343,6 +349,7 @@ class Coordinator:
         self.stats.rounds += 1
         self._watch_acceptance(drafted, accepted)
         total = time.perf_counter_ns() - began
+        self._lanes.times.round_ended(total, [lane.name for lane in self._lanes.all if lane.serving])
         self.stats.round_ns += total
         self.stats.draft_ns += draft_ns
         self.stats.verify_ns += verified.busy_ns

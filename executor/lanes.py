@@ -19,6 +19,7 @@ from executor.admission import KvRoom
 from executor.allocation import Allocation
 from executor.errors import InvalidConfig, LaneFailed
 from executor.lane import Lane, LaneState
+from executor.lane_times import LaneTimes
 from executor.placement import ANYWHERE
 from executor.remote import Attachments
 from executor.rundir import RunDir
@@ -107,6 +108,7 @@ class Lanes:
         self.supervisor.on_change = self._changed
         self._allocation = Allocation(memory, recovery.standby)
         self.counts = WireCounts()
+        self.times = LaneTimes()
         self._woken = False
         self._halted = False
         self._allots = True
@@ -362,8 +364,10 @@ class Lanes:
             return
         if fact.order != lane.in_flight or lane.abandoned:
             self.counts.stale += 1
+            self.times.late(lane.name, fact.busy_ns)
         else:
             lane.reply = fact
+            self.times.answered(lane.name, lane.answered_at - lane.asked_at, fact.busy_ns)
         lane.in_flight = None
 
     def _tell_stop(self, lane: Lane) -> None:

@@ -309,6 +309,7 @@ class LLM:
             stop_token_ids=tuple(sorted(stops)),
             logprobs=params.logprobs,
             constraints=self._constraints(params, stops),
+            prompt_logprobs=params.prompt_logprobs,
         )
         return Request(
             seq=next(self._numbers),

@@ -7,13 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from executor.lanes import Lanes
-from executor.model import prepare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from executor.capacity import LanePlan, MemoryPlan
     from executor.config import Config
+    from executor.model import Prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +40,8 @@ class LaneRow:
         return asdict(self)
 
 
-def plan_memory(config: Config, progress: Callable[[str], None]) -> MemoryPlan:
-    """Starts workers and ends them. Raises InvalidConfig for what cannot be, LaneFailed."""
-    prepared = prepare(config, progress)
+def plan_memory(prepared: Prepared, config: Config) -> MemoryPlan:
+    """Starts workers and ends them. Raises InvalidConfig for what does not fit, LaneFailed."""
     lanes = Lanes(
         prepared.specs,
         config.timeouts,

@@ -16,6 +16,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from executor import mps
 from executor.notify import NOTIFY_VARIABLES
 from executor.placement import Placement
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ipc.messages import LaneName
 
 _TAIL_BYTES = 4096
+_ENDING = (signal.SIGABRT, signal.SIGKILL)
 _STDERR_BYTES = 16 << 20
 """So much of what a worker writes is kept, in memory, before all but its tail is dropped."""
 
@@ -75,9 +77,19 @@ class WorkerProcess:
         self.pid = self._popen.pid
         self._closed = False
         self._lock = threading.Lock()  # a closed pidfd's number may already be another lane's
+        self._parting = mps.parting(place.environment, self.pid, self._signal)
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> bool:
-        """Whether there was a process to take the signal. May be called from any thread."""
+        """Whether there was a process to take the signal. May be called from any thread.
+
+        Under MPS its work on the GPU is ended first, so an ending signal may come a moment later.
+        """
+        if self._parting is not None and number in _ENDING and self._popen.returncode is None:
+            self._parting.then(number)
+            return True
+        return self._signal(number)
+
+    def _signal(self, number: signal.Signals) -> bool:
         with self._lock:
             if self._closed:
                 return False
@@ -115,6 +127,8 @@ class WorkerProcess:
             self.kill()
             self._popen.wait()
         os.close(self._lifeline)
+        if self._parting is not None:
+            self._parting.close()
         with self._lock:
             self._closed = True
             os.close(self.pidfd)

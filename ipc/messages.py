@@ -152,7 +152,8 @@ class SamplingSpec(Record, frozen=True):
     """How one sequence is sampled; the same on both lanes, so that a draft can predict the target's sample.
 
     Tokens in `stop_token_ids` cannot be sampled before `min_tokens` tokens have been generated.
-    `logprobs` is the number of alternatives to report per token, None for no log-probabilities at all.
+    `logprobs` is the number of alternatives to report per token, None for no log-probabilities at all;
+    `prompt_logprobs` the same for the tokens of the prompt.
     Most sequences have no `constraints`.
     """
 
@@ -165,6 +166,7 @@ class SamplingSpec(Record, frozen=True):
     stop_token_ids: tuple[int, ...]
     logprobs: int | None
     constraints: ConstraintSpec | None = None
+    prompt_logprobs: int | None = None
 
 
 class OpenedSequence(Record, frozen=True):
@@ -270,6 +272,7 @@ class VerifyItem(Record, frozen=True):
     """Sample after `base_len` committed tokens and after each token of `draft`.
 
     `rows_since`: first position whose hidden row is wanted, if it is run in this pass; None wants none.
+    `prompt_since`: first position of the prompt whose log-probability is wanted; None wants none.
     """
 
     seq: int
@@ -278,25 +281,31 @@ class VerifyItem(Record, frozen=True):
     since: list[int]
     draft: list[int]
     rows_since: int | None = None
+    prompt_since: int | None = None
 
 
 class TokenLogprobs(Record, frozen=True):
-    """Log-probability of a sampled token under the model (before temperature) and the best alternatives."""
+    """Log-probability of a token under the model (before temperature) and the best alternatives.
+
+    `rank`, only of a prompt's tokens: 1 for the most probable one.
+    """
 
     logprob: float
     top: list[tuple[int, float]]
+    rank: int = 0
 
 
 class PendingItem(Record, frozen=True):
     """No verdict yet: of the sequence's history, the lane has run the first `held` tokens so far.
 
-    `rows`: as in VerifiedItem, up to there.
+    `rows`, `prompt_logprobs`: as in VerifiedItem, up to there.
     """
 
     seq: int
     gen: int
     held: int
     rows: list[HiddenRows] = []
+    prompt_logprobs: list[TokenLogprobs] = []
 
 
 class VerifiedItem(Record, frozen=True):
@@ -304,6 +313,7 @@ class VerifiedItem(Record, frozen=True):
 
     `logprobs` has one entry per new token (n_accepted + 1) if the sequence asked for them, else none.
     `rows`: those that were wanted of tokens that were run and stand, up to the last accepted one.
+    `prompt_logprobs`: one for each position of the prompt from `prompt_since` on, as far as it has been run.
     """
 
     seq: int
@@ -313,6 +323,7 @@ class VerifiedItem(Record, frozen=True):
     next_token: int
     logprobs: list[TokenLogprobs]
     rows: list[HiddenRows] = []
+    prompt_logprobs: list[TokenLogprobs] = []
 
 
 # ---------------------------------------------------------------- orders: coordinator → worker

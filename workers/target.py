@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from ipc.messages import PendingItem, TokenLogprobs, VerifiedItem
 from workers.acceptance import accept
 from workers.engines.tap import Tap, Tapped
 from workers.lane import SequenceTable
+from workers.prompt_scores import score_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +32,9 @@ class TargetLane:
     def open(self, opened: Sequence[OpenedSequence]) -> None:
         for record in opened:
             sequence = self._sequences.open(record)
-            sequence.hold(self._engine.open(record.seq, record.tokens))
+            # What is known of a prompt already gives no rows, so log-probabilities of it want it run anew.
+            known = record.tokens if record.sampling.prompt_logprobs is None else ()
+            sequence.hold(self._engine.open(record.seq, known))
 
     def close(self, seqs: Sequence[int]) -> None:
         for seq in seqs:
@@ -49,10 +53,16 @@ class TargetLane:
         draws: list[Draw] = []
         judged: list[VerifyItem] = []
         pending: list[PendingItem] = []
+        scores: dict[int, list[TokenLogprobs]] = {}
         tap = _tap(items, taps)
         for item in items:
             sequence = self._sequences.advance(item.seq, item.gen, item.base_len, item.since)
             self._check_tokens(item)
+            if item.prompt_since is not None:
+                run = partial(self._forward, tap=tap)
+                scored = score_prompt(sequence, item.prompt_since, prefill, self._engine, run)
+                scores[item.seq] = scored.entries
+                prefill -= scored.ran
             window = sequence.window(item.draft, len(item.draft) + 1, prefill)
             prefill -= len(window.tokens) - window.rows
             if window.rows == 0:
@@ -66,6 +76,9 @@ class TargetLane:
         verdicts = [_judge(item, list(islice(samples, len(item.draft) + 1)), tap) for item in judged]
         if tap is not None:
             pending = [structs.replace(item, rows=tap.rows(item.seq, item.held)) for item in pending]
+        if scores:
+            verdicts = [structs.replace(item, prompt_logprobs=scores.get(item.seq, [])) for item in verdicts]
+            pending = [structs.replace(item, prompt_logprobs=scores.get(item.seq, [])) for item in pending]
         return verdicts, pending
 
     def _forward(self, windows: Sequence[Window], tap: Tap | None) -> Any:

@@ -11,6 +11,7 @@ from executor.cli import (
     doctor,
     generate,
     keys,
+    launch,
     plan,
     prune,
     serve,
@@ -48,6 +49,7 @@ def speclane(
 app.command()(serve.serve)
 app.command("speculator")(speculator.speculator_server)
 app.command()(keys.keys)
+app.command()(launch.launch)
 app.command()(chat.chat)
 app.command()(generate.generate)
 app.command()(plan.plan)

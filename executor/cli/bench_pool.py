@@ -5,29 +5,24 @@ from typing import Annotated, Any
 import typer
 
 from executor.cli import options as o
+from executor.cli.groups import ProcessOptions, grouped
 from executor.cli.output import log_to_stderr, note, progress_shown, write_json
 
 _PROMPTS = ("Count to one thousand.", "Why is the sky blue?", "Write a poem about two processes.")
 _SERVER = ("engine", "dtype", "device", "threads", "cache_dir", "num_speculative_tokens", "max_model_len")
+"""Options that mean the same for the server."""
 
 
+@grouped
 def pool(
-    ctx: typer.Context,
+    *,
     executors: Annotated[int, typer.Option(help="How many share it.", metavar="N")] = 2,
     seconds: Annotated[float, typer.Option(help="Length of a measurement.", metavar="SECONDS")] = 10.0,
     repeat: Annotated[int, typer.Option(help="Measurements of each mode.", metavar="R")] = 1,
     new_tokens: Annotated[int, typer.Option(help="Tokens of each answer.", metavar="N")] = 64,
     batch: Annotated[int, typer.Option(help="Sequences of each executor.", metavar="B")] = 1,
-    target: o.Target = None,
-    speculator: o.Speculator = "auto",
-    num_speculative_tokens: o.NumSpeculativeTokens = None,
-    engine: o.Engine = "native",
-    dtype: o.Dtype = "bf16",
-    device: o.Device = "auto",
-    max_model_len: o.MaxModelLen = None,
-    threads: o.Threads = None,
-    cache_dir: o.CacheDir = None,
     temperature: o.Temperature = 0.0,
+    model: ProcessOptions,
     as_json: o.Json = False,
     verbose: o.Verbose = False,
 ) -> None:
@@ -43,8 +38,8 @@ def pool(
     from executor.llm import LLM
 
     check_seconds("seconds", seconds, works=10.0)
-    config = o.config(ctx.params, max_sequences=batch, reuse_prefixes=False)
-    given = {name: ctx.params[name] for name in _SERVER if ctx.params.get(name) is not None}
+    config = model.config(max_sequences=batch, reuse_prefixes=False)
+    given = {name: value for name in _SERVER if (value := getattr(model, name)) is not None}
     server = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     server += [f"--speculator={config.speculator}", f"--clients={executors}", f"--max-sequences={batch}"]
     server += ["--verbose"] * verbose

@@ -1,12 +1,14 @@
 """`speclane speculator`: one speculator for several executors, on this host or others."""
 
 import signal
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from executor.cli import options as o
 from executor.cli import quitting
+from executor.cli.groups import ProcessOptions, RecoveryOptions, grouped
 from executor.cli.output import log, log_to_stderr, write
 from executor.errors import InvalidConfig
 
@@ -17,40 +19,38 @@ _CLIENTS = 4
 _MOST_CLIENTS = 256
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Speculator(ProcessOptions):
+    """Without what concerns a target lane; `target` is whose head is served."""
+
+    target_device: None = field(init=False, default=None)
+    target_env: None = field(init=False, default=None)
+    target_cores: None = field(init=False, default=None)
+    speculative_config: None = field(init=False, default=None)
+    max_verify_tokens: None = field(init=False, default=None)
+    draft_timeout: None = field(init=False, default=None)
+    verify_timeout: None = field(init=False, default=None)
+
+
+@grouped
 def speculator_server(
-    ctx: typer.Context,
-    config: o.ConfigFile = None,
+    *,
     bind: Annotated[
-        str, typer.Option(help="Where to serve: ipc:///path or tcp://HOST:PORT; port 0 is any that is free.")
+        str,
+        typer.Option(
+            help="Where to serve: ipc:///path or tcp://HOST:PORT; port 0 is any that is free.",
+            metavar="ADDRESS",
+        ),
     ] = "",
-    keys: o.Keys = None,
     clients: Annotated[
         int, typer.Option(help="Executors that may attach at once; each has an equal share.", metavar="N")
     ] = _CLIENTS,
-    speculator: o.Speculator = "auto",
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="Whose head it is, for eagle and cascade.", metavar="MODEL", show_default="smollm2-135m"
-        ),
-    ] = None,
-    num_speculative_tokens: o.NumSpeculativeTokens = None,
-    engine: o.Engine = "native",
-    dtype: o.Dtype = "bf16",
-    device: o.Device = "auto",
-    max_model_len: o.MaxModelLen = None,
+    model: _Speculator,
+    recovery: RecoveryOptions,
     max_sequences: Annotated[
         int | None,
         typer.Option(help="Sequences of each client that it drafts for.", metavar="N", show_default="8"),
     ] = None,
-    memory_budget: o.MemoryBudget = None,
-    kv_tokens: o.KvTokens = None,
-    threads: o.Threads = None,
-    cache_dir: o.CacheDir = None,
-    load_timeout: o.LoadTimeout = None,
-    hang_timeout: o.HangTimeout = None,
-    stop_timeout: o.StopTimeout = None,
-    standby: o.Standby = None,
     verbose: o.Verbose = False,
 ) -> None:
     """Serve a speculator to the executors that attach by --speculator ADDRESS, until SIGTERM or Ctrl-C.
@@ -64,8 +64,8 @@ def speculator_server(
 
     from executor.pool.opening import opened
 
-    made = o.config(ctx.params)
-    with opened(made, bind, clients, log.info) as (server, door):
+    config = model.config(recovery=recovery.recovery(), max_sequences=max_sequences)
+    with opened(config, bind, clients, log.info) as (server, door):
         served = server.offer.name
 
         def stop(_number: int, _frame: "FrameType | None") -> None:
