@@ -9,7 +9,10 @@ from executor.cli.groups import ProcessOptions, grouped
 from executor.cli.output import log_to_stderr, note, progress_shown, write_json
 
 _PROMPTS = ("Count to one thousand.", "Why is the sky blue?", "Write a poem about two processes.")
-_SERVER = ("engine", "dtype", "device", "threads", "cache_dir", "num_speculative_tokens", "max_model_len")
+_SERVER = (
+    *("engine", "dtype", "device", "threads", "cache_dir", "num_speculative_tokens", "max_model_len"),
+    *("acceptance", "q_rows"),
+)
 """Options that mean the same for the server."""
 
 

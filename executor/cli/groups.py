@@ -85,6 +85,8 @@ class ModelOptions:
     memory_budget: o.MemoryBudget = None
     kv_tokens: o.KvTokens = None
     max_verify_tokens: o.MaxVerifyTokens = None
+    acceptance: o.Acceptance = "coupled"
+    q_rows: o.QRows = "sparse"
     keys: o.Keys = None
     threads: o.Threads = None
     cache_dir: o.CacheDir = None
@@ -120,9 +122,12 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOptions(ModelOptions):
-    """The same for a command that means processes: it kills them, or asks what they take."""
+    """The same for a command that means processes: it kills them, and texts stay the same, or asks what they
+    take."""
 
     lanes: str = field(init=False, default="process")
+    acceptance: str = field(init=False, default="coupled")
+    q_rows: str = field(init=False, default="sparse")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +207,7 @@ class SamplingOptions:
 _CONFIG = (
     *("target", "speculator", "engine", "dtype", "device", "lanes", "num_speculative_tokens"),
     *("max_model_len", "kv_tokens", "max_verify_tokens", "keys", "threads", "cache_dir"),
+    *("acceptance", "q_rows"),
     *("target_device", "speculator_device", "target_cores", "speculator_cores"),
 )
 """Options that are fields of the Config as they are."""

@@ -111,6 +111,7 @@ def _circumstances(run: Run | Batch, config: Config) -> dict[str, Any]:
         "engine": config.engine,
         "dtype": config.dtype,
         "num_speculative_tokens": config.num_speculative_tokens if config.speculates else 0,
+        "acceptance": config.acceptance,
         "lanes": run.lanes,
     }
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from executor.admission import KvRoom
     from ipc.messages import (
+        Acceptance,
         Allocate,
         Configure,
         Draft,
@@ -47,7 +48,8 @@ class Overdrawn(WireError):
 
 class Terms(NamedTuple):
     """What each client may have: `seats` sequences of up to `max_model_len` tokens, `room` for their keys and
-    values, drafts of up to `k` tokens below `vocabulary` (0: any), hidden rows of `row_bytes` (0: none)."""
+    values, drafts of up to `k` tokens below `vocabulary` (0: any), hidden rows of `row_bytes` (0: none),
+    guesses made for `acceptance`."""
 
     seats: int
     max_model_len: int
@@ -55,6 +57,7 @@ class Terms(NamedTuple):
     k: int
     vocabulary: int
     row_bytes: int
+    acceptance: Acceptance = "coupled"
 
 
 class _Held:
@@ -120,6 +123,11 @@ class Client:
             return (
                 f"drafts of at most {terms.k} tokens are served here, not {spec.num_speculative_tokens}; "
                 f"try --num-speculative-tokens {terms.k}, there or for the server"
+            )
+        if spec.acceptance != terms.acceptance:
+            return (
+                f"guesses are made for {terms.acceptance} acceptance here, not {spec.acceptance}; "
+                f"try --acceptance {terms.acceptance}, there or {spec.acceptance} for the server"
             )
         if spec.max_sequences > terms.seats:
             return (

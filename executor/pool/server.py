@@ -316,6 +316,7 @@ class SpeculatorServer:
             k=self._config.num_speculative_tokens,
             vocabulary=ready.vocabulary.size,
             row_bytes=head.row_bytes if head is not None else 0,
+            acceptance=lane.spec.acceptance,
         )
 
     def _served(self) -> list[Client]:

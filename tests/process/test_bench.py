@@ -44,6 +44,16 @@ def test_overhead_table() -> None:
         assert heading in done.stdout
 
 
+@pytest.mark.parametrize(("temperature", "agrees"), [("0", True), ("1", False)])
+def test_decode_by_rejection(temperature: str, agrees: bool) -> None:
+    """Texts that hang on the drafts are no error, where nothing else was promised."""
+    options = ("--new-tokens", "16", "--limit", "3", "--repeat", "1", "--temperature", temperature)
+    done = bench("decode", *TOY, *DRAFT, *options, "--acceptance", "rejection", "--json")
+    result = json.loads(done.stdout)
+    assert (done.returncode, result["acceptance"], result["tokens_agree"]) == (0, "rejection", agrees)
+    assert result["rows"][1]["acceptance_length"] > 1
+
+
 @pytest.mark.parametrize(("temperature", "batch"), [("0", "1"), ("1", "3")])
 def test_decode(temperature: str, batch: str) -> None:
     options = (

@@ -184,6 +184,7 @@ def test_drafts_that_were_lost_are_told(capsys) -> None:
 
 def test_brackets_of_a_path_are_no_markup(capsys) -> None:
     result = {"target": "/models/[big]", "dtype": "bf16", "threads": 1, "batch": 1, "context": 9, "rows": []}
+    result["acceptance"] = "coupled"
     bench_decode._show(result)
     bench_invariance._show(result)
     assert capsys.readouterr().out.count("/models/[big]") == 2

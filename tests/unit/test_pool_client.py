@@ -236,6 +236,7 @@ def test_chatter_has_an_end():
         ({"lane": "target"}, "no target is served here"),
         ({"num_speculative_tokens": 6}, "try --num-speculative-tokens 5"),
         ({"max_sequences": 3}, "try --max-sequences 2"),
+        ({"acceptance": "block"}, "try --acceptance coupled, there or block for the server"),
     ],
 )
 def test_what_an_executor_is_configured_for(change, reason):
