@@ -93,7 +93,7 @@ class Drafting:
             if request.seq not in speculator.told:
                 dialogue.open_at(self._lanes, speculator, request, len(request.tokens))
             since = dialogue.news(speculator, request)
-            rows = dialogue.rows(speculator, request, room)
+            rows = dialogue.rows(self._lanes, speculator, request, room)
             room -= sum(len(part.data) for part in rows)
             items.append(DraftItem(request.seq, request.gen, len(request.tokens), since, k, rows))
         self._lanes.ask(speculator, Draft(speculator.epoch, next(dialogue.order_numbers), items, budget))

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import structs
+
 from executor import descriptors, inline, process, vetting
 from executor.admission import KvRoom
 from executor.allocation import Allocation
@@ -24,6 +26,7 @@ from executor.placement import ANYWHERE
 from executor.remote import Attachments
 from executor.rundir import RunDir
 from executor.supervisor import Supervisor
+from executor.transport import Transport, TransportPolicy
 from ipc.channel import Arrived, Garbled, Hub, Readable
 from ipc.errors import PeerGone, ProtocolError, WireError
 from ipc.link import LinkState
@@ -33,8 +36,10 @@ from ipc.messages import (
     Configure,
     Draft,
     Drafted,
+    Exported,
     Failed,
     Greeted,
+    Imported,
     Loaded,
     PhaseReached,
     Profile,
@@ -90,11 +95,13 @@ class Lanes:
         memory: MemoryLimits,
         hosting: Hosting,
         placements: Mapping[LaneName, Placement] = ANYWHERE,
+        transport: TransportPolicy | None = None,
         keys: Path | None = None,
     ) -> None:
         """Raises InvalidConfig if there is no place for the socket or there are no such keys, SpeclaneError
         for want of descriptors."""
         descriptors.require(_DESCRIPTORS)
+        attachments = Attachments(keys, partial(HOSTS[hosting].start, placements=placements))
         with ExitStack() as undo:
             self._rundir = RunDir()
             undo.callback(self._rundir.remove)
@@ -103,10 +110,10 @@ class Lanes:
             self._alarm, self._call = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             self._hub.watch(self._alarm)
             undo.pop_all()
-        attachments = Attachments(keys, partial(HOSTS[hosting].start, placements=placements))
         self.supervisor = Supervisor(self._hub, specs, timeouts, recovery, attachments.start)
         self.supervisor.on_change = self._changed
         self._allocation = Allocation(memory, recovery.standby)
+        self.transport = Transport(transport or TransportPolicy(), self._post, timeouts.draft)
         self.counts = WireCounts()
         self.times = LaneTimes()
         self._woken = False
@@ -145,7 +152,7 @@ class Lanes:
         Raises InvalidConfig if a worker says that it cannot become what it was told to, else LaneFailed.
         """
         self.supervisor.start_all()
-        self._until(lambda: all(lane.serving for lane in self.all), deadline)
+        self._until(lambda: all(lane.serving for lane in self.all) and self._transport_settled, deadline)
         if not self._halted:
             self.supervisor.restarting = True
             self.supervisor.start_standby()
@@ -160,6 +167,8 @@ class Lanes:
 
     def _until(self, done: Callable[[], bool], deadline: float) -> None:
         while not (done() or self._halted):
+            if self.transport.refusal is not None:
+                raise self.transport.refusal
             for lane in self.all:
                 if lane.state in (LaneState.DOWN, LaneState.CONDEMNED):
                     raise _refusal(lane)
@@ -168,12 +177,17 @@ class Lanes:
                 raise LaneFailed(late.name, f"not ready in time, in phase {late.phase}")
             self.turn(deadline)
 
+    @property
+    def _transport_settled(self) -> bool:
+        return self.transport.settled(lane.spec for lane in self.all)
+
     def stop(self) -> None:
         """End all workers, give them time to do it themselves. Frees everything.
 
         Nothing may be called after it, `wake` and `halt` included.
         """
         self.supervisor.stop(self._tell_stop)
+        self.transport.close()
         self._hub.close()
         os.close(self._alarm)
         os.close(self._call)
@@ -207,7 +221,8 @@ class Lanes:
         lane.in_flight, lane.reply, lane.abandoned = order.order, None, False
         lane.asked_at = time.monotonic()
         lane.orders += 1
-        self._post(lane, order)
+        released = self.transport.leases.take_released(lane.epoch)
+        self._post(lane, structs.replace(order, released=released) if released else order)
 
     def reply(self, lane: Lane, deadline: float) -> Drafted | Verified | NoReply:
         """The answer to what was asked last, or why there is none."""
@@ -243,10 +258,12 @@ class Lanes:
         now = time.monotonic()
         if now >= self.supervisor.next_tick:
             self.supervisor.tick(now)
+            self.transport.look(now)
         return event is not None or now < deadline
 
     def _changed(self) -> None:
         self._allocation.keep(self.supervisor.specs)
+        self.transport.reconcile(self.supervisor.alive)
         self._woken = True
 
     def _handle(self, event: Event) -> None:
@@ -290,6 +307,10 @@ class Lanes:
                 )
             case Loaded():
                 self._loaded(lane, fact)
+            case Exported():
+                self.transport.exported(lane, fact)
+            case Imported():
+                self.transport.imported(lane, fact)
             case Profiled():
                 lane.profile = fact.profile
                 self._allot()
@@ -314,8 +335,9 @@ class Lanes:
         lane.device_id, lane.serves = fact.device_id, fact.serves
         if reason := vetting.misfit(lane, self.supervisor.current.get("target")):
             self._refuse(lane, reason)
-        else:
-            self._allot()
+            return
+        self.transport.loaded(lane, fact)  # first, so that what it exports is there when it profiles
+        self._allot()
 
     def _refuse(self, lane: Lane, reason: str) -> None:
         """What it says of itself is of no use. The user named a server; a worker is of our own making."""
@@ -358,6 +380,7 @@ class Lanes:
     def _answered(self, lane: Lane, fact: Drafted | Verified) -> None:
         lane.busy_ns += fact.busy_ns
         lane.reused = fact.reused
+        self._note_slots(lane, fact)
         lane.answered_at = time.monotonic()
         if lane.state is LaneState.CONDEMNED:  # shaken out of its sleep by the signals that end it
             self.counts.stale += 1
@@ -369,6 +392,15 @@ class Lanes:
             lane.reply = fact
             self.times.answered(lane.name, lane.answered_at - lane.asked_at, fact.busy_ns)
         lane.in_flight = None
+
+    def _note_slots(self, lane: Lane, fact: Drafted | Verified) -> None:
+        """Whether the reply is of use or not, what it says of shared memory is so."""
+        leases = self.transport.leases
+        leases.acked(fact.acks, lane.epoch)
+        if isinstance(fact, Verified):
+            parts = [item.rows for item in fact.items] + [item.rows for item in fact.pending]
+            refs = [part.at.ref for rows in parts for part in rows if part.at is not None]
+            leases.published(refs, time.monotonic())
 
     def _tell_stop(self, lane: Lane) -> None:
         self._post(lane, Stop(lane.epoch))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from executor.lane import Lane
     from executor.worker import Worker
     from ipc.channel import Hub
+    from ipc.lifeline import Lifeline
 
 _LEAVE_SECONDS = 5.0
 """A relay looks up at once; only a name that is being resolved holds it up."""
@@ -68,6 +69,8 @@ def client_keys(directory: Path) -> keys.ClientKeys:
 
 
 class RemoteWorker:
+    lifeline: Lifeline | None = None
+
     def __init__(self, relay: Relay, on_served: Callable[[], None]) -> None:
         """Starts it. `on_served` is called, in another thread, when it ends and had been attached."""
         self.pid = os.getpid()

@@ -53,8 +53,12 @@ def link_table(lane: LaneName) -> Table[LinkState, str]:
     }
     if lane == "speculator":  # a server of several executors speaks when it is spoken to
         rows[_S.EXPECTED, "Attach"] = _S.EXPECTED
-    for fact in ("PhaseReached", "Loaded", "Profiled", "Ready", "Progressed", answer):
+    facts = "PhaseReached", "Loaded", "Exported", "Imported", "Profiled", "Ready", "Progressed", answer
+    for fact in facts:
         rows[_S.STOPPING, fact] = _S.STOPPING
+    for state in (_S.LOADED, _S.PROFILING, _S.PROFILED, _S.PREPARING, _S.IDLE, _S.BUSY):
+        for message in ("Export", "Exported", "Import", "Imported", "Unmap"):
+            rows[state, message] = state
     for state in (_S.STARTING, _S.PROFILING, _S.PREPARING):
         rows[state, "PhaseReached"] = state
     for state in (_S.IDLE, _S.BUSY):

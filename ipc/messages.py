@@ -238,12 +238,14 @@ class Descriptor(Record, frozen=True):
 class HiddenRows(Record, frozen=True):
     """The target's hidden rows of `count` tokens from position `start` on: bfloat16, row after row.
 
-    The coordinator hands them from lane to lane and never looks inside.
+    They are in `data`, or where `at` says in an arena of the target. The coordinator hands them from lane to
+    lane and never looks inside.
     """
 
     start: int
     count: int
-    data: bytes
+    data: bytes = b""
+    at: Descriptor | None = None
 
 
 class QRow(Record, frozen=True):
@@ -377,6 +379,26 @@ class Allocate(Message, frozen=True):
     kv_tokens: int
 
 
+class Export(Message, frozen=True):
+    """Make an arena of this name, for `nbytes` bytes of tensors, so that the other lanes can read them."""
+
+    arena: str
+    transport: SharedTransport
+    nbytes: int
+
+
+class Import(Message, frozen=True):
+    """Open another lane's arena and prove that its memory is what is read; a memfd's file was sent before."""
+
+    export: ArenaExport
+
+
+class Unmap(Message, frozen=True):
+    """Let go of these arenas at once, your own and others'. No reply."""
+
+    arenas: list[str]
+
+
 class Open(Message, frozen=True):
     """Hold these sequences. No reply: a lane that cannot hold them fails at their first Draft or Verify."""
 
@@ -387,24 +409,29 @@ class Draft(Message, frozen=True):
     """To the speculator: propose tokens for these sequences. An item with k = 0 only brings it up to date.
 
     `budget`: guesses that the verification has room for, of all sequences together; None is any number.
+    `released`: what of this lane's arenas nobody reads any more.
     """
 
     order: int
     items: list[DraftItem]
     budget: int | None = None
+    released: list[SlotRef] = []
 
 
 class Verify(Message, frozen=True):
     """To the target: judge these drafts; an empty draft makes a plain one-token step.
 
     For histories that it has not run yet, at most `prefill` tokens are to be run now, in the order of items.
-    `taps`: after how many layers the hidden rows that items want are taken.
+    `taps`: after how many layers the hidden rows that items want are taken. `arena`: the lane's own that they
+    are to be put into; where it is empty or full, they go inline. `released`: as in Draft.
     """
 
     order: int
     items: list[VerifyItem]
     taps: tuple[int, ...] = ()
     prefill: int = 1 << 24
+    arena: str = ""
+    released: list[SlotRef] = []
 
 
 class Close(Message, frozen=True):
@@ -443,11 +470,28 @@ class PhaseReached(Message, frozen=True):
 class Loaded(Message, frozen=True):
     """Weights are there and attention is set up, on this device (an identity); the lane waits to profile.
 
+    `no_cuda_ipc`: why memory of that device cannot be shared with other lanes; empty if it can, so far.
     `serves`: what a speculator server drafts with; None from a lane that was told what to become.
     """
 
     device_id: str
+    no_cuda_ipc: str = ""
     serves: Offer | None = None
+
+
+class Exported(Message, frozen=True):
+    """Answer to Export: the arena, or why there is none. A memfd's file was sent before."""
+
+    arena: str
+    export: ArenaExport | None
+    reason: str = ""
+
+
+class Imported(Message, frozen=True):
+    """Answer to Import: what the exporter wrote is read, unless `reason` says why not."""
+
+    arena: str
+    reason: str = ""
 
 
 class Profiled(Message, frozen=True):
@@ -470,18 +514,20 @@ class Drafted(Message, frozen=True):
     """Answer to Draft; `busy_ns` is the time that the lane computed.
 
     `reused`: tokens whose keys and values it found, computed for other sequences, since its start.
+    `acks`: what it was handed in arenas and has read.
     """
 
     order: int
     items: list[DraftedItem]
     busy_ns: int
     reused: int = 0
+    acks: list[SlotRef] = []
 
 
 class Verified(Message, frozen=True):
     """Answer to Verify; `busy_ns` is the time that the lane computed.
 
-    `pending`: items whose histories are longer than there was time for. `reused`: as in Drafted.
+    `pending`: items whose histories are longer than there was time for. `reused`, `acks`: as in Drafted.
     """
 
     order: int
@@ -489,6 +535,7 @@ class Verified(Message, frozen=True):
     busy_ns: int
     pending: list[PendingItem] = []
     reused: int = 0
+    acks: list[SlotRef] = []
 
 
 class Progressed(Message, frozen=True):
@@ -506,5 +553,19 @@ class Failed(Message, frozen=True):
 
 FAILURE_KINDS = ("configuration", "load", "protocol", "memory", "numerics", "internal")
 
-Order = Attach | Configure | Profile | Allocate | Open | Draft | Verify | Close | Stop
-Fact = Greeted | PhaseReached | Loaded | Profiled | Ready | Drafted | Verified | Progressed | Failed
+Order = (
+    Attach | Configure | Profile | Allocate | Export | Import | Unmap | Open | Draft | Verify | Close | Stop
+)
+Fact = (
+    Greeted
+    | PhaseReached
+    | Loaded
+    | Exported
+    | Imported
+    | Profiled
+    | Ready
+    | Drafted
+    | Verified
+    | Progressed
+    | Failed
+)

@@ -9,10 +9,13 @@ from ipc.messages import DraftedItem
 from workers.lane import SequenceTable
 from workers.pure_sampler import GREEDY_BELOW
 from workers.q_row import DrawnFrom
+from workers.tensor_plane import TensorPlane
 from workers.worth import capacities
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from torch import Tensor
 
     from ipc.messages import Acceptance, DraftItem, HiddenRows, OpenedSequence, QForm
     from workers.engines.engine import Served
@@ -23,8 +26,9 @@ if TYPE_CHECKING:
 class Ask(NamedTuple):
     """Propose at most `k` tokens after the sequence's committed ones.
 
-    `rows`: see DraftItem. `confidences`: where to say how probable each guess is, if that is wanted; one who
-    cannot tell does not.
+    `rows`: hidden rows of committed tokens that are news: the first position and rows [n, features] in
+    bfloat16, not to be kept beyond `propose`. `confidences`: where to say how probable each guess is, if that
+    is wanted; one who cannot tell does not.
     `drawn_from`: where to draw guesses that are not looked up; None: guess what the target samples, by its
     own noise. What is drawn must not decide over how far the draft goes, nor over its confidence: both follow
     from what it was drawn from, and from the tokens before it.
@@ -32,7 +36,7 @@ class Ask(NamedTuple):
 
     sequence: LaneSequence
     k: int
-    rows: Sequence[HiddenRows] = ()
+    rows: Sequence[tuple[int, Tensor]] = ()
     confidences: list[float] | None = None
     drawn_from: DrawnFrom | None = None
 
@@ -68,6 +72,7 @@ class SpeculatorLane:
         self._q_form: QForm = q_form
         self._speculator = speculator
         self._sequences = SequenceTable(constrain)
+        self.plane = TensorPlane()
 
     def open(self, opened: Sequence[OpenedSequence]) -> None:
         for record in opened:
@@ -86,7 +91,7 @@ class SpeculatorLane:
             sequence = self._sequences.advance(item.seq, item.gen, item.base_len, item.since)
             draws = self._draws and sequence.sampling.temperature >= GREEDY_BELOW
             drawn_from = DrawnFrom(width) if draws else None
-            asks.append(Ask(sequence, item.k, item.rows, [] if scarce else None, drawn_from))
+            asks.append(Ask(sequence, item.k, self._rows(item.rows), [] if scarce else None, drawn_from))
         proposals = self._speculator.propose(asks)
         worths: Sequence[int | None] = [None] * len(items)
         if scarce and budget is not None:
@@ -101,3 +106,7 @@ class SpeculatorLane:
             )
             for item, ask, tokens, worth in zip(items, asks, proposals, worths, strict=True)
         ]
+
+    def _rows(self, parts: Sequence[HiddenRows]) -> list[tuple[int, Tensor]]:
+        found = [(part.start, self.plane.rows(part)) for part in parts]
+        return [(start, rows) for start, rows in found if rows is not None]

@@ -13,12 +13,14 @@ from workers.engines.tap import Tap, Tapped
 from workers.judging import Judging
 from workers.lane import SequenceTable
 from workers.prompt_scores import score_prompt
+from workers.tensor_plane import TensorPlane
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ipc.messages import Acceptance, OpenedSequence, VerifyItem
     from workers.engines.engine import Draw, Engine, Served, Window
+    from workers.engines.tap import Pack
     from workers.judging import Judgement
     from workers.lane import Constrain
 
@@ -29,6 +31,7 @@ class TargetLane:
         self._judging = Judging(engine, acceptance)
         self._engine = engine
         self._sequences = SequenceTable(constrain)
+        self.plane = TensorPlane()
 
     def open(self, opened: Sequence[OpenedSequence]) -> None:
         for record in opened:
@@ -43,19 +46,19 @@ class TargetLane:
             self._engine.close(seq)
 
     def verify(
-        self, items: Sequence[VerifyItem], prefill: int, taps: Sequence[int] = ()
+        self, items: Sequence[VerifyItem], prefill: int, taps: Sequence[int] = (), arena: str = ""
     ) -> tuple[list[VerifiedItem], list[PendingItem]]:
         """A verdict for each item, but for those whose history takes more than is left of `prefill` tokens.
 
         Of these, as much is run as is left. `taps`: layers after which the hidden rows are taken that items
-        want. Raises ProtocolError for drafts that no embedding can take.
+        want; `arena`: where they are put. Raises ProtocolError for drafts that no embedding can take.
         """
         windows: list[Window] = []
         draws: list[Draw] = []
         judged: list[VerifyItem] = []
         pending: list[PendingItem] = []
         scores: dict[int, list[TokenLogprobs]] = {}
-        tap = _tap(items, taps)
+        tap = _tap(items, taps, lambda start, rows: self.plane.pack_rows(start, rows, arena))
         for item in items:
             sequence = self._sequences.advance(item.seq, item.gen, item.base_len, item.since)
             self._check_draft(item)
@@ -101,10 +104,10 @@ class TargetLane:
         self._judging.check(item)
 
 
-def _tap(items: Sequence[VerifyItem], taps: Sequence[int]) -> Tap | None:
+def _tap(items: Sequence[VerifyItem], taps: Sequence[int], pack: Pack) -> Tap | None:
     """For the hidden rows that items want, if any does."""
     since = {item.seq: item.rows_since for item in items if item.rows_since is not None}
-    return Tap(taps, since) if since else None
+    return Tap(taps, since, pack) if since else None
 
 
 def _verdict(item: VerifyItem, judgement: Judgement, tap: Tap | None) -> VerifiedItem:

@@ -4,6 +4,7 @@ import typer
 
 from executor.cli import (
     bench_decode,
+    bench_handoff,
     bench_http,
     bench_invariance,
     bench_memory,
@@ -20,3 +21,4 @@ app.command("recovery")(bench_recovery.recovery)
 app.command("memory")(bench_memory.memory)
 app.command("pool")(bench_pool.pool)
 app.command("http")(bench_http.http)
+app.command("handoff")(bench_handoff.handoff)

@@ -81,6 +81,8 @@ class ModelOptions:
     target_cores: o.TargetCores = None
     speculator_cores: o.SpeculatorCores = None
     lanes: o.Lanes = "process"
+    transport: o.Transport = "auto"
+    require_cuda_ipc: o.RequireCudaIpc = False
     max_model_len: o.MaxModelLen = None
     memory_budget: o.MemoryBudget = None
     kv_tokens: o.KvTokens = None
@@ -209,6 +211,7 @@ _CONFIG = (
     *("max_model_len", "kv_tokens", "max_verify_tokens", "keys", "threads", "cache_dir"),
     *("acceptance", "q_rows"),
     *("target_device", "speculator_device", "target_cores", "speculator_cores"),
+    *("transport", "require_cuda_ipc"),
 )
 """Options that are fields of the Config as they are."""
 _TIMEOUTS = {name: f"{name}_timeout" for name in ("load", "draft", "verify", "hang", "stop")}

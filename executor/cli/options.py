@@ -60,6 +60,13 @@ Lanes = Annotated[
     str,
     _model("process|inline", "Each lane in a process of its own, or all in this one, for debuggers."),
 ]
+Transport = Annotated[
+    str,
+    _model("auto|cuda_ipc|memfd|inline", "How tensors go from lane to lane; auto is the first that works."),
+]
+RequireCudaIpc = Annotated[
+    bool, _flag("Model", "--require-cuda-ipc", "Rather fail than have tensors go another way.")
+]
 MaxModelLen = Annotated[
     int | None, _model("N", "Longest sequence in tokens, prompt included.", "the target's")
 ]

@@ -186,6 +186,8 @@ class Client:
                 raise ProtocolError(f"asks twice about sequence {item.seq}")
             drafts[item.seq] = item.k
             self._check(item)
+        if order.released:
+            raise ProtocolError("speaks of memory that is not shared")
         if order.budget is not None and order.budget < 0:
             raise ProtocolError(f"has room for {order.budget} guesses")
         for item in order.items:
@@ -253,7 +255,7 @@ class Client:
     def _check_rows(self, rows: Sequence[HiddenRows], end: int) -> None:
         size, position = self.terms.row_bytes, 0
         for part in rows:
-            whole = size > 0 and part.count > 0 and len(part.data) == part.count * size
+            whole = size > 0 and part.at is None and 0 < part.count == len(part.data) / size
             if not whole or part.start < position or part.start + part.count > end:
                 raise ProtocolError(f"hidden rows {part.start} and {part.count} on cannot be")
             position = part.start + part.count

@@ -190,7 +190,8 @@ class SpeculatorServer:
                     self._expel(client, "configuration", reason)
                 else:
                     self._send(client, PhaseReached(epoch, "load", 0.0, 0, self.offer.name))
-                    self._send(client, Loaded(epoch, _device_id(), self.offer))
+                    apart = "it is at a server"
+                    self._send(client, Loaded(epoch, _device_id(), no_cuda_ipc=apart, serves=self.offer))
             case Profile():
                 self._send(client, Profiled(epoch, self._profile(client.terms.room)))
             case Allocate():
@@ -205,6 +206,10 @@ class SpeculatorServer:
                 self._turns.ask(client.identity)
             case Stop():
                 self._say_goodbye(client)
+            case _:
+                raise ProtocolError(
+                    f"{type(order).__name__} is no order for a server, which shares no memory"
+                )
 
     def _profile(self, room: KvRoom) -> MemoryProfile:
         """A client's share: of its own host's memory it is nothing."""

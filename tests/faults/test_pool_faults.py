@@ -34,6 +34,7 @@ from ipc.messages import (
     OpenedSequence,
     Profile,
     SamplingSpec,
+    Unmap,
 )
 
 PROMPT = "a prompt that is drafted for"
@@ -257,6 +258,7 @@ def item(seq: int, base_len: int, since=(), k: int = 2) -> DraftItem:
 
 
 NONSENSE = {
+    "its memory": ([Unmap("e", ["a"])], "protocol", "Unmap is no order for a server"),
     "no message": ([b"\xc1garbage"], "protocol", "malformed frame"),
     "a map": ([b"\x81\x01\x02"], "protocol", "malformed frame"),
     "another epoch": ([Profile("other")], "protocol", "order for epoch other"),

@@ -17,6 +17,7 @@ from ipc.messages import (
     Allocate,
     Configure,
     ConstraintSpec,
+    Descriptor,
     Draft,
     Drafted,
     DraftedItem,
@@ -176,6 +177,7 @@ def test_what_cannot_be_asked(items):
     [
         ([HiddenRows(0, 2, b"abcd"), HiddenRows(2, 1, b"ef")], True),
         ([HiddenRows(0, 2, b"abc")], False),
+        ([HiddenRows(0, 2, b"", Descriptor("a", "e", 0, 1, 0, 4, "bf16", (2, 1)))], False),
         ([HiddenRows(2, 2, b"abcd")], False),
         ([HiddenRows(1, 1, b"ab"), HiddenRows(0, 1, b"ab")], False),
         ([HiddenRows(-1, 1, b"ab")], False),

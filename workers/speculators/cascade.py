@@ -191,7 +191,7 @@ class CascadeSpeculator:
     def warm_up(self) -> None:
         """A window of rows, then steps of one and of two sequences."""
         head = self._head
-        rows = head.fuse(bytes(head.row_bytes * head.window))
+        rows = head.fuse(torch.zeros(head.window, head.row_bytes // 2, dtype=torch.bfloat16))
         contexts = [head.context(), head.context()]
         for context in contexts:
             head.absorb(rows, [0] * len(rows), 0, context)
@@ -233,8 +233,8 @@ class CascadeSpeculator:
         sequence = ask.sequence
         self._judge.learn(sequence)
         held = self._held[sequence.seq]
-        for part in ask.rows:
-            self._absorb(sequence, held, part.start, self._head.fuse(part.data))
+        for start, rows in ask.rows:
+            self._absorb(sequence, held, start, self._head.fuse(rows))
         path = self._lookup.path(sequence) if self._lookup is not None else None
         return _Chain(ask, held, path)
 
