@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -216,21 +215,19 @@ def test_bench_pool_reports_speed_and_fairness_of_executors_that_share():
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("speculator", ["cascade"])
-def test_smollm2_by_a_server_says_what_it_says_alone(place, smollm2, speculator):
+@pytest.mark.timeout(300)
+def test_smollm2_by_a_server_says_what_it_says_alone(place, smollm2):
     """The head reads the target's hidden rows, which travel within messages."""
-    prompt = "Repeat twice: lanes are processes, processes are lanes."
+    chat = [{"role": "user", "content": "Repeat twice: lanes are processes, processes are lanes."}]
     params = SamplingParams(temperature=0.0, max_tokens=24)
     options = {"dtype": "bf16", "threads": 1, "max_model_len": 256, "max_sequences": 1}
-    words = ["--engine=native", f"--speculator={speculator}", "--max-model-len=256", "--max-sequences=1"]
-    with LLM(speculator="off", **options) as llm:
-        alone = llm.chat([{"role": "user", "content": prompt}], params).token_ids
+    words = ["--engine=native", "--speculator=cascade", "--max-model-len=256", "--max-sequences=1"]
     with (
         server(f"ipc://{place}/s", *words, clients=1) as (address, _),
         LLM(speculator=address, **options) as llm,
     ):
-        shared = llm.chat([{"role": "user", "content": prompt}], params)
-        assert shared.token_ids == alone
+        shared = llm.chat(chat, params)
         assert llm.coordinator.lanes[1].head is not None
-        assert shared.acceptance_length > 1.2
-        assert os.path.basename(str(llm.coordinator.lanes[1].spec.model)) == "s"
+        assert sum(shared.acceptance.accepted) > 0
+        llm.swap_speculator("off")
+        assert llm.chat(chat, params).token_ids == shared.token_ids
