@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from executor import checkpoint, shipped
 from executor.errors import InvalidConfig
 from executor.safetensors_file import metadata
-from ipc.messages import HeadSpec
+from ipc.messages import LAST_NORM, HeadSpec
 
 if TYPE_CHECKING:
     from ipc.messages import LaneSpec, Vocabulary
@@ -30,10 +30,10 @@ def misfit(head: HeadSpec, target: LaneSpec) -> str:
     if target.engine != "native":
         return f"reads hidden rows, which engine {target.engine} does not show"
     layers, hidden = checkpoint.shape(Path(target.model))
-    parts = len(head.taps) + 1
-    if head.row_bytes != _BYTES * parts * hidden:
-        return f"reads rows of {head.row_bytes} bytes, and this target's are {_BYTES * parts * hidden}"
-    if not all(1 <= tap <= layers for tap in head.taps) or not 1 <= head.window <= MAX_WINDOW:
+    row_bytes = _BYTES * len(head.taps) * hidden
+    if head.row_bytes != row_bytes or not head.taps:
+        return f"reads rows of {head.row_bytes} bytes, and this target's are {row_bytes}"
+    if not all(LAST_NORM <= tap <= layers for tap in head.taps) or not 1 <= head.window <= MAX_WINDOW:
         return f"reads rows after layers {head.taps} in windows of {head.window}"
     return ""
 
@@ -54,7 +54,7 @@ def head_spec(speculator: str, target: LaneSpec, vocabulary: Vocabulary, field: 
         )
     try:
         header = metadata(Path(file))
-        taps = tuple(int(tap) for tap in header["taps"].split(","))
+        taps = (*(int(tap) for tap in header["taps"].split(",")), LAST_NORM)
         window, hidden = int(header["window"]), int(header["hidden_size"])
         made_for = header["vocabulary"]
     except (OSError, ValueError, KeyError) as error:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import msgspec
 
-from executor import address, checkpoint, heads, models, shipped, toy_text
+from executor import address, checkpoint, eagle3, heads, models, shipped, toy_text
 from executor.config import check_servers
 from executor.detokenizer import Detokenizer, token_bytes
 from executor.errors import InvalidConfig, InvalidRequest
+from executor.models import DEFAULT_TARGET
 from executor.tokenizer import Tokenizer
 from ipc import vocabulary
 from ipc.messages import LaneSpec, Vocabulary
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from executor.config import Config
     from executor.text import Detokenizes
-    from ipc.messages import LaneEngine, LaneName
+    from ipc.messages import HeadSpec, LaneEngine, LaneName
 _NO_MODEL = ("suffix", "cascade", "eagle", "ngram", "off")
 """Speculators that have no checkpoint."""
 LOOKUP_CONTEXT = 8192
@@ -206,7 +207,12 @@ def speculator_spec(
         return _head(config, target, field)
     if config.engine == "toy":
         return _toy_speculator(config, target, field)
-    draft = _checkpoint(config, config.speculator, field, progress, also=_NO_MODEL)
+    draft = _found(config, config.speculator, field, progress, also=_NO_MODEL)
+    if eagle3.is_head(draft, field):
+        settings = checkpoint.read_object(Path(target.model) / "config.json", field)
+        return _with_head(config, target, eagle3.head_spec(draft, target, settings, field), "cascade")
+    if config.engine == "native":
+        checkpoint.check_native(draft, field)
     try:
         vocabulary.check_same(Path(target.model), draft)
     except (vocabulary.VocabularyMismatch, ValueError, OSError) as error:
@@ -218,24 +224,29 @@ def speculator_spec(
 def server_spec(config: Config, progress: Callable[[str], None]) -> LaneSpec:
     """The lane of a speculator server, which has no target beside it; `config.target` counts for heads only.
 
-    `config.max_sequences` is of all clients together. Raises InvalidConfig about `speculator`.
+    `config.max_sequences` is of all clients together. Raises InvalidConfig.
     """
-    if not config.speculates or address.is_address(config.speculator):
-        raise InvalidConfig("speculator", f"speculator {config.speculator} drafts nothing here; try ngram")
-    if config.speculator in ("ngram", "suffix"):
-        engine: LaneEngine = "ngram" if config.speculator == "ngram" else "suffix"
+    name = config.speculator
+    if name in ("ngram", "suffix"):
+        engine: LaneEngine = "ngram" if name == "ngram" else "suffix"
         return _spec(config, "speculator", engine, "", config.max_model_len or LOOKUP_CONTEXT)
-    if config.speculator in ("eagle", "cascade") or config.speculator.endswith(heads.SUFFIX):
-        checkpoint_ = _checkpoint(config, config.target, "target", progress)
-        context = _within(config.max_model_len, checkpoint.context(checkpoint_, "target"))
-        return _head(config, _spec(config, "target", config.engine, str(checkpoint_), context), "speculator")
+    if not config.speculates or address.is_address(name):
+        raise InvalidConfig("speculator", f"speculator {name} drafts nothing here; try ngram")
     if config.engine == "toy":
-        toy = _toy(config.speculator, "speculator", f"ngram, or {ToyParameters()}")
-        context = _within(config.max_model_len, toy.context)
-        return _spec(config, "speculator", "toy", config.speculator, context)
-    draft = _checkpoint(config, config.speculator, "speculator", progress, also=_NO_MODEL)
-    context = _within(config.max_model_len, checkpoint.context(draft, "speculator"))
-    return _spec(config, "speculator", config.engine, str(draft), context)
+        context, model = _toy(name, "speculator", f"ngram, or {ToyParameters()}").context, name
+    else:
+        is_head = name in _NO_MODEL or name.endswith(heads.SUFFIX)
+        if not is_head:
+            found = _found(config, name, "speculator", progress, also=_NO_MODEL)
+            is_head = eagle3.is_head(found, "speculator")
+        field, whose = ("target", config.target) if is_head else ("speculator", name)
+        model = str(_checkpoint(config, whose, field, progress))
+        context = checkpoint.context(Path(model), field)
+    # Of a model that drafts for targets of its own kind, or of the target whose head it is.
+    target = _spec(config, "target", config.engine, model, _within(config.max_model_len, context))
+    spec = speculator_spec(config, target, progress)
+    assert spec is not None, "it speculates"
+    return spec
 
 
 def _remote(config: Config, target: LaneSpec, field: str) -> LaneSpec:
@@ -253,9 +264,12 @@ def _head(config: Config, target: LaneSpec, field: str) -> LaneSpec:
     """
     vocabulary_ = vocabulary.read(Path(target.model)) if config.engine != "toy" else Vocabulary(0, "")
     head = heads.head_spec(config.speculator, target, vocabulary_, field)
-    engine: LaneEngine = "eagle" if config.speculator == "eagle" else "cascade"
+    return _with_head(config, target, head, "eagle" if config.speculator == "eagle" else "cascade")
+
+
+def _with_head(config: Config, target: LaneSpec, head: HeadSpec, engine: LaneEngine) -> LaneSpec:
     lane = _spec(config, "speculator", engine, target.model, target.max_model_len)
-    prior = shipped.prior(vocabulary_.fingerprint) if engine == "cascade" else ""
+    prior = _prior(config, target) if engine == "cascade" else ""
     return msgspec.structs.replace(lane, head=head, prior=prior)
 
 
@@ -266,14 +280,20 @@ def _prior(config: Config, target: LaneSpec) -> str:
     return shipped.prior(vocabulary.read(Path(target.model)).fingerprint)
 
 
-def _checkpoint(
-    config: Config, name: str, field: str, progress: Callable[[str], None], *, also: Sequence[str] = ()
-) -> Path:
+def _checkpoint(config: Config, name: str, field: str, progress: Callable[[str], None]) -> Path:
     """The directory of a model that the engine can run, as far as can be seen without its weights."""
-    found = models.resolve(name, field=field, also=also, cache_dir=config.cache_dir, progress=progress)
+    found = _found(config, name, field, progress)
+    if eagle3.is_head(found, field):
+        raise InvalidConfig(field, f"{field} {found} is a drafting head and no model; try {DEFAULT_TARGET}")
     if config.engine == "native":
         checkpoint.check_native(found, field)
     return found
+
+
+def _found(
+    config: Config, name: str, field: str, progress: Callable[[str], None], *, also: Sequence[str] = ()
+) -> Path:
+    return models.resolve(name, field=field, also=also, cache_dir=config.cache_dir, progress=progress)
 
 
 def _lanes(target: LaneSpec, speculator: LaneSpec | None) -> list[LaneSpec]:
