@@ -186,7 +186,7 @@ class Client:
                 raise ProtocolError(f"asks twice about sequence {item.seq}")
             drafts[item.seq] = item.k
             self._check(item)
-        if order.released:
+        if order.released or order.arena:
             raise ProtocolError("speaks of memory that is not shared")
         if order.budget is not None and order.budget < 0:
             raise ProtocolError(f"has room for {order.budget} guesses")
