@@ -259,8 +259,8 @@ class QRow(Record, frozen=True):
     """What a draft token was drawn from, exactly: ids, uint32, and their weights, float32, which need not sum
     to 1. No ids: the weights are those of all tokens. Neither: the token was not drawn but looked up.
 
-    All tokens' weights may also be where `at` says, in an arena of the speculator. Numbers are in the
-    machine's own byte order. See ipc.q_rows.
+    All tokens' weights may also be where `at` says, in an arena of the speculator. Numbers are
+    little-endian. See ipc.q_rows.
     """
 
     tokens: bytes

@@ -1,5 +1,5 @@
-"""Rejection over the native engine: what a model drafts of itself always stands. Its rows have the same bits in
-the steps of a draft and in the pass that verifies it."""
+"""Rejection over the native engine: what a model drafts of itself always stands. Its rows have the same bits
+in the steps of a draft and in the pass that verifies it."""
 
 from __future__ import annotations
 
