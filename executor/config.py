@@ -12,7 +12,7 @@ from executor.errors import InvalidConfig
 from executor.models import DEFAULT_TARGET
 from executor.placement import Placement, placement
 from executor.restart import RestartPolicy
-from ipc.messages import LaneName
+from ipc.messages import Acceptance, LaneName, QForm
 from ipc.toy import ToyParameters
 
 EngineName = Literal["native", "hf", "toy"]
@@ -113,6 +113,11 @@ class Config:
     lanes: `process`, each lane in its own; `inline`, all in this one, which isolates nothing: for debuggers,
         and to compare with.
     num_speculative_tokens: longest draft, K.
+    acceptance: how drafts are judged above temperature 0. `coupled`: the text is a function of prompt,
+        sampling and seed, whatever drafts. `rejection` keeps more of a draft, `block` (block verification)
+        at least as much; the text is then distributed as the target's own, but hangs on the drafts, too.
+    q_rows: of what a draft token is drawn from where acceptance is not coupled: `sparse`, the likeliest 64
+        tokens, or `full`, all of them as far as a message has room.
     max_model_len: longest sequence in tokens, prompt included; None is the target's own context.
     max_sequences: how many sequences run at once; more wait.
     memory_budget: bytes that the lanes together may take of each device; None is nine tenths of what is free.
@@ -138,6 +143,8 @@ class Config:
     speculator_cores: str | None = None
     lanes: Hosting = "process"
     num_speculative_tokens: int = 5
+    acceptance: Acceptance = "coupled"
+    q_rows: QForm = "sparse"
     max_model_len: int | None = None
     max_sequences: int = 8
     memory_budget: int | None = None
@@ -164,6 +171,8 @@ class Config:
         _one_of("engine", self.engine, get_args(EngineName))
         _one_of("dtype", self.dtype, get_args(DtypeName))
         _one_of("lanes", self.lanes, get_args(Hosting))
+        _one_of("acceptance", self.acceptance, get_args(Acceptance))
+        _one_of("q_rows", self.q_rows, get_args(QForm))
         for lane, place in self.placements.items():
             if place.cores is not None:
                 _present(f"{lane}_cores", place.cores)
@@ -278,7 +287,10 @@ def _instance(name: str, value: object, kind: type, works: str) -> None:
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise InvalidConfig(name, f"{name} must be one of {', '.join(known)}, got {value!r}; try {known[0]}")
+        option = name.replace("_", "-")
+        raise InvalidConfig(
+            name, f"{option} must be one of {', '.join(known)}, got {value!r}; try {known[0]}"
+        )
 
 
 def _whole(name: str, value: int, low: int, high: int, works: str) -> None:

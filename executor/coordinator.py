@@ -20,7 +20,7 @@ from executor import admission, dialogue
 from executor.admission import Demand, KvRoom
 from executor.collapse import Collapse
 from executor.commit import commit
-from executor.drafting import Drafting
+from executor.drafting import NO_GUESSES, Drafting
 from executor.errors import Closed, InvalidRequest, LaneFailed, RequestFailed, SpeclaneError
 from executor.events import record
 from executor.health import Health, HealthLog
@@ -335,7 +335,7 @@ class Coordinator:
         for request, *_ in plan:
             if request.pending:
                 continue
-            draft, verdict = drafts.get(request.seq, []), verified.items[request.seq]
+            draft, verdict = drafts.get(request.seq, NO_GUESSES).tokens, verified.items[request.seq]
             request.strikes = 0
             delta = commit(request, draft, verdict, self.max_model_len)
             request.outputs.put(delta)

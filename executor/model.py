@@ -251,6 +251,8 @@ def _spec(config: Config, lane: LaneName, engine: LaneEngine, model: str, max_mo
         max_model_len=max_model_len,
         num_speculative_tokens=config.num_speculative_tokens,
         reuse_prefixes=config.reuse_prefixes,
+        acceptance=config.acceptance,
+        q_rows=config.q_rows,
     )
 
 

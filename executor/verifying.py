@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from executor import dialogue
+from executor.drafting import NO_GUESSES
 from executor.hidden_rows import ORDER_BYTES
 from executor.lanes import NoReply
 from ipc.messages import Verified, VerifiedItem, Verify, VerifyItem
@@ -13,6 +14,7 @@ from ipc.messages import Verified, VerifiedItem, Verify, VerifyItem
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from executor.drafting import Guesses
     from executor.lane import Lane
     from executor.lanes import Lanes
     from executor.plan import Step
@@ -39,9 +41,7 @@ class Verifying:
         self.died_of = ""
         """What the target died of, the last time that it died over sequences."""
 
-    def run(
-        self, plan: Sequence[Step], drafts: dict[int, list[int]], vocabulary_size: int
-    ) -> Verdicts | None:
+    def run(self, plan: Sequence[Step], drafts: dict[int, Guesses], vocabulary_size: int) -> Verdicts | None:
         """A verdict for every sequence of the plan whose history the target has run.
 
         None if there will be none: the target is gone, or the executor is closing. If it died over them, that
@@ -58,11 +58,12 @@ class Verifying:
             if request.seq not in target.told:
                 dialogue.open_at(self._lanes, target, request, len(request.tokens))
             since = dialogue.news(target, request)
-            draft = drafts.get(request.seq, [])
+            draft, q = drafts.get(request.seq, NO_GUESSES)
             rows_since = _rows_since(request, draft, head, room) if request.speculate else None
             if head is not None and rows_since is not None:
                 room -= (len(request.tokens) + len(draft) - rows_since) * head.row_bytes
-            items.append(VerifyItem(request.seq, request.gen, len(request.tokens), since, draft, rows_since))
+            length = len(request.tokens)
+            items.append(VerifyItem(request.seq, request.gen, length, since, draft, rows_since, q))
         taps = head.taps if head is not None else ()
         number = next(dialogue.order_numbers)
         self._lanes.ask(target, Verify(target.epoch, number, items, taps, PREFILL_TOKENS))

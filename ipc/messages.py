@@ -12,13 +12,17 @@ from typing import Literal
 
 import msgspec
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 
 LaneName = Literal["target", "speculator"]
 SharedTransport = Literal["memfd", "cuda_ipc"]
 """How tensors go from lane to lane without being copied; else they go inline, within messages."""
 TensorDtype = Literal["bf16", "fp16", "fp32", "fp64", "int32", "int64", "uint8"]
 LaneEngine = Literal["native", "hf", "toy", "ngram", "suffix", "eagle", "cascade"]
+Acceptance = Literal["coupled", "rejection", "block"]
+"""By which rule draft tokens stand; see workers.acceptance and workers.rejection."""
+QForm = Literal["sparse", "full"]
+"""Whether a draft token is drawn from the likeliest tokens only, or from all; its q row names as many."""
 Phase = Literal[
     "boot",
     "load",
@@ -67,6 +71,7 @@ class LaneSpec(Record, frozen=True):
     Lengths in tokens: `max_model_len` of the longest sequence, `num_speculative_tokens` of the longest draft.
     `reuse_prefixes`: whether keys and values that were computed for one sequence serve others.
     `prior`: file of what the target is known to write, for lookups; empty if there is none.
+    `acceptance`, `q_rows`: by which rule drafts are judged; what a speculator draws from, and sends, for it.
     """
 
     lane: LaneName
@@ -81,6 +86,8 @@ class LaneSpec(Record, frozen=True):
     reuse_prefixes: bool = True
     prior: str = ""
     head: HeadSpec | None = None
+    acceptance: Acceptance = "coupled"
+    q_rows: QForm = "sparse"
 
 
 class Vocabulary(Record, frozen=True):
@@ -225,6 +232,17 @@ class HiddenRows(Record, frozen=True):
     data: bytes
 
 
+class QRow(Record, frozen=True):
+    """What a draft token was drawn from, exactly: ids, uint32, and their weights, float32, which need not sum
+    to 1. No ids: the weights are those of all tokens. Neither: the token was not drawn but looked up.
+
+    Numbers are in the machine's own byte order. See ipc.q_rows.
+    """
+
+    tokens: bytes
+    weights: bytes
+
+
 class DraftItem(Record, frozen=True):
     """Guess up to `k` tokens after `base_len` committed ones; the last, `since`, are news to the lane.
 
@@ -244,6 +262,7 @@ class DraftedItem(Record, frozen=True):
 
     `worth`: so many of them are worth verifying, by the speculator's own confidence; None is all.
     `broken`: there will never be any, since what the lane computes for this sequence are no numbers.
+    `q`: what each of them was drawn from; empty if none was drawn, and always where acceptance is coupled.
     """
 
     seq: int
@@ -252,12 +271,14 @@ class DraftedItem(Record, frozen=True):
     tokens: list[int]
     broken: bool = False
     worth: int | None = None
+    q: list[QRow] = []
 
 
 class VerifyItem(Record, frozen=True):
     """Sample after `base_len` committed tokens and after each token of `draft`.
 
     `rows_since`: first position whose hidden row is wanted, if it is run in this pass; None wants none.
+    `q`: as in DraftedItem, of these draft tokens.
     """
 
     seq: int
@@ -266,6 +287,7 @@ class VerifyItem(Record, frozen=True):
     since: list[int]
     draft: list[int]
     rows_since: int | None = None
+    q: list[QRow] = []
 
 
 class TokenLogprobs(Record, frozen=True):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from ipc import q_rows
 from ipc.messages import DraftedItem
 from workers.lane import SequenceTable
+from workers.pure_sampler import GREEDY_BELOW
+from workers.q_row import DrawnFrom
 from workers.worth import capacities
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ipc.messages import DraftItem, HiddenRows, OpenedSequence
+    from ipc.messages import Acceptance, DraftItem, HiddenRows, OpenedSequence, QForm
     from workers.engines.engine import Served
     from workers.lane import Constrain
     from workers.sequence import LaneSequence
@@ -22,12 +25,16 @@ class Ask(NamedTuple):
 
     `rows`: see DraftItem. `confidences`: where to say how probable each guess is, if that is wanted; one who
     cannot tell does not.
+    `drawn_from`: where to draw guesses that are not looked up; None: guess what the target samples, by its
+    own noise. What is drawn must not decide over how far the draft goes, nor over its confidence: both follow
+    from what it was drawn from, and from the tokens before it.
     """
 
     sequence: LaneSequence
     k: int
     rows: Sequence[HiddenRows] = ()
     confidences: list[float] | None = None
+    drawn_from: DrawnFrom | None = None
 
 
 class Speculator(Protocol):
@@ -49,8 +56,16 @@ class Speculator(Protocol):
 
 
 class SpeculatorLane:
-    def __init__(self, speculator: Speculator, constrain: Constrain | None = None) -> None:
+    def __init__(
+        self,
+        speculator: Speculator,
+        constrain: Constrain | None = None,
+        acceptance: Acceptance = "coupled",
+        q_form: QForm = "sparse",
+    ) -> None:
         self.served = speculator.served
+        self._draws = acceptance != "coupled"
+        self._q_form: QForm = q_form
         self._speculator = speculator
         self._sequences = SequenceTable(constrain)
 
@@ -65,21 +80,24 @@ class SpeculatorLane:
     def draft(self, items: Sequence[DraftItem], budget: int | None = None) -> list[DraftedItem]:
         """Proposals; if there may be more guesses than `budget`, with how many of each are worth it."""
         scarce = budget is not None and sum(item.k for item in items) > budget
-        asks = [
-            Ask(
-                self._sequences.advance(item.seq, item.gen, item.base_len, item.since),
-                item.k,
-                item.rows,
-                [] if scarce else None,
-            )
-            for item in items
-        ]
+        width = q_rows.width(self._q_form, sum(item.k for item in items), self.served.vocabulary.size)
+        asks = []
+        for item in items:
+            sequence = self._sequences.advance(item.seq, item.gen, item.base_len, item.since)
+            draws = self._draws and sequence.sampling.temperature >= GREEDY_BELOW
+            drawn_from = DrawnFrom(width) if draws else None
+            asks.append(Ask(sequence, item.k, item.rows, [] if scarce else None, drawn_from))
         proposals = self._speculator.propose(asks)
         worths: Sequence[int | None] = [None] * len(items)
         if scarce and budget is not None:
             lengths = [len(tokens or ()) for tokens in proposals]
             worths = capacities(lengths, [ask.confidences or () for ask in asks], budget)
         return [
-            DraftedItem(item.seq, item.gen, item.base_len, tokens or [], broken=tokens is None, worth=worth)
-            for item, tokens, worth in zip(items, proposals, worths, strict=True)
+            DraftedItem(
+                *(item.seq, item.gen, item.base_len, tokens or []),
+                broken=tokens is None,
+                worth=worth,
+                q=ask.drawn_from.rows if tokens and ask.drawn_from is not None else [],
+            )
+            for item, ask, tokens, worth in zip(items, asks, proposals, worths, strict=True)
         ]

@@ -1,29 +1,30 @@
-"""The target lane: run each sequence's last token and its draft in one pass, sample, judge."""
+"""The target lane: run each sequence's last token and its draft in one pass, then judge."""
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
 from ipc.errors import ProtocolError
 from ipc.messages import PendingItem, TokenLogprobs, VerifiedItem
-from workers.acceptance import accept
 from workers.engines.tap import Tap, Tapped
+from workers.judging import Judging
 from workers.lane import SequenceTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ipc.messages import OpenedSequence, VerifyItem
-    from workers.engines.engine import Draw, Engine, Sample, Served, Window
+    from ipc.messages import Acceptance, OpenedSequence, VerifyItem
+    from workers.engines.engine import Draw, Engine, Served, Window
+    from workers.judging import Judgement
     from workers.lane import Constrain
 
 
 class TargetLane:
-    def __init__(self, engine: Engine[Any], constrain: Constrain) -> None:
+    def __init__(self, engine: Engine[Any], constrain: Constrain, acceptance: Acceptance = "coupled") -> None:
         self.served: Served = engine
+        self._judging = Judging(engine, acceptance)
         self._engine = engine
         self._sequences = SequenceTable(constrain)
 
@@ -52,7 +53,7 @@ class TargetLane:
         tap = _tap(items, taps)
         for item in items:
             sequence = self._sequences.advance(item.seq, item.gen, item.base_len, item.since)
-            self._check_tokens(item)
+            self._check_draft(item)
             window = sequence.window(item.draft, len(item.draft) + 1, prefill)
             prefill -= len(window.tokens) - window.rows
             if window.rows == 0:
@@ -62,8 +63,8 @@ class TargetLane:
                 draws += sequence.draws(item.draft, window.rows)
             if window.tokens:
                 windows.append(window)
-        samples = iter(self._engine.sample(self._forward(windows, tap), draws))
-        verdicts = [_judge(item, list(islice(samples, len(item.draft) + 1)), tap) for item in judged]
+        judgements = self._judging.judge(self._forward(windows, tap), judged, draws)
+        verdicts = [_verdict(*pair, tap) for pair in zip(judged, judgements, strict=True)]
         if tap is not None:
             pending = [structs.replace(item, rows=tap.rows(item.seq, item.held)) for item in pending]
         return verdicts, pending
@@ -79,11 +80,12 @@ class TargetLane:
             raise ProtocolError(f"hidden rows after layers {list(tap.layers)} of {engine.layers}")
         return engine.forward(windows, tap)
 
-    def _check_tokens(self, item: VerifyItem) -> None:
+    def _check_draft(self, item: VerifyItem) -> None:
         size = self._engine.vocabulary.size
         for token in (*item.since, *item.draft):
             if not 0 <= token < size:
                 raise ProtocolError(f"sequence {item.seq}: token {token} is outside the vocabulary of {size}")
+        self._judging.check(item)
 
 
 def _tap(items: Sequence[VerifyItem], taps: Sequence[int]) -> Tap | None:
@@ -92,9 +94,9 @@ def _tap(items: Sequence[VerifyItem], taps: Sequence[int]) -> Tap | None:
     return Tap(taps, since) if since else None
 
 
-def _judge(item: VerifyItem, samples: Sequence[Sample], tap: Tap | None) -> VerifiedItem:
-    n_accepted, next_token = accept(item.draft, [sample.token for sample in samples])
-    kept = samples[: n_accepted + 1]
-    logprobs = [TokenLogprobs(s.logprob, list(s.top)) for s in kept if s.logprob is not None]
+def _verdict(item: VerifyItem, judgement: Judgement, tap: Tap | None) -> VerifiedItem:
+    n_accepted, samples = judgement
+    next_token = samples[-1].token
+    logprobs = [TokenLogprobs(s.logprob, list(s.top)) for s in samples if s.logprob is not None]
     rows = tap.rows(item.seq, item.base_len + n_accepted) if tap is not None else []
     return VerifiedItem(item.seq, item.gen, item.base_len, n_accepted, next_token, logprobs, rows)

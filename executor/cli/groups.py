@@ -85,6 +85,8 @@ class ModelOptions:
     memory_budget: o.MemoryBudget = None
     kv_tokens: o.KvTokens = None
     max_verify_tokens: o.MaxVerifyTokens = None
+    acceptance: o.Acceptance = "coupled"
+    q_rows: o.QRows = "sparse"
     threads: o.Threads = None
     cache_dir: o.CacheDir = None
     load_timeout: o.LoadTimeout = None
@@ -119,9 +121,12 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOptions(ModelOptions):
-    """The same for a command that means processes: it kills them, or asks what they take."""
+    """The same for a command that means processes: it kills them, and texts stay the same, or asks what they
+    take."""
 
     lanes: str = field(init=False, default="process")
+    acceptance: str = field(init=False, default="coupled")
+    q_rows: str = field(init=False, default="sparse")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +204,7 @@ class SamplingOptions:
 
 _CONFIG = (
     *("target", "speculator", "engine", "dtype", "device", "lanes", "num_speculative_tokens"),
-    *("max_model_len", "kv_tokens", "max_verify_tokens", "threads", "cache_dir"),
+    *("max_model_len", "kv_tokens", "max_verify_tokens", "threads", "cache_dir", "acceptance", "q_rows"),
     *("target_device", "speculator_device", "target_cores", "speculator_cores"),
 )
 """Options that are fields of the Config as they are."""

@@ -72,6 +72,16 @@ MemoryBudget = Annotated[
 KvTokens = Annotated[
     int | None, _model("N", "Tokens that each lane's KV holds at most.", "all that are of use and fit")
 ]
+Acceptance = Annotated[
+    str,
+    _model(
+        "coupled|rejection|block",
+        "How drafts are judged: the same text whatever drafts, or longer drafts of the same distribution.",
+    ),
+]
+QRows = Annotated[
+    str, _model("sparse|full", "What drafts are drawn from unless coupled: the likeliest 64 tokens, or all.")
+]
 MaxVerifyTokens = Annotated[
     int | None, _model("N", "Tokens that one verification of all sequences takes.", "one pass of the target")
 ]

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ipc.messages import MemoryProfile, SamplingSpec, Vocabulary
+    from workers.distribution import Distribution
     from workers.row_edit import RowEdit
 
 
@@ -127,6 +128,14 @@ class Engine(Served, Protocol, Generic[R]):
 
     def sample(self, rows: R, draws: Sequence[Draw]) -> list[Sample]:
         """One sample per row; a pure function of the row and its draw, whatever stands beside it."""
+        ...
+
+    def distribution(self, rows: R, index: int, draw: Draw) -> Distribution:
+        """What `sample` samples one of the rows from, at a temperature that is not greedy."""
+        ...
+
+    def report(self, rows: R, index: int, token: int, draw: Draw) -> Sample:
+        """A token of one of the rows as a sample, though it was not `sample` that drew it."""
         ...
 
     def confidences(self, rows: R, tokens: Sequence[int]) -> list[float]:

@@ -16,12 +16,13 @@ from ipc.toy import ToyParameters
 from workers import noise
 from workers.engines.engine import Sample
 from workers.engines.weightless import Weightless
-from workers.pure_sampler import GREEDY_BELOW, sample_row
+from workers.pure_sampler import GREEDY_BELOW, distribution, report, sample_row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ipc.messages import LaneSpec
+    from workers.distribution import Distribution
     from workers.engines.engine import Draw, Window
 
 FAVOURITE_LOGIT = 4.0
@@ -136,6 +137,12 @@ class ToyEngine(Weightless):
             else:
                 samples.append(sample_row(self.model.logits(state), draw))
         return samples
+
+    def distribution(self, rows: Sequence[int], index: int, draw: Draw) -> Distribution:
+        return distribution(self.model.logits(rows[index]), draw)
+
+    def report(self, rows: Sequence[int], index: int, token: int, draw: Draw) -> Sample:
+        return report(self.model.logits(rows[index]), token, draw)
 
     def confidences(self, rows: Sequence[int], tokens: Sequence[int]) -> list[float]:
         return [
