@@ -8,7 +8,12 @@ from ipc.messages import Vocabulary
 from workers.engines.weightless import Weightless
 
 if TYPE_CHECKING:
-    from ipc.messages import LaneSpec
+    from collections.abc import Sequence
+
+    from ipc.messages import HiddenRows, LaneSpec
+    from workers.sequence import LaneSequence
+
+_BRANCHES = 1 << 20
 
 
 class ModellessSpeculator(Weightless):
@@ -20,6 +25,13 @@ class ModellessSpeculator(Weightless):
     @property
     def served(self) -> Self:
         return self
+
+    def room(self, length: int) -> int:
+        """A branch of a lookup is a few tokens."""
+        return _BRANCHES
+
+    def observe(self, sequence: LaneSequence, rows: Sequence[HiddenRows]) -> None:
+        """Sees tokens only when it is asked what follows them."""
 
     @property
     def vocabulary(self) -> Vocabulary:
