@@ -232,6 +232,7 @@ class Coordinator:
             self._start_lanes()
             self._started.set()
             while not self._closing:
+                self._rounds.collect()
                 hold = self._look_around()
                 self._lanes.wait(self._rounds.turn(self._running, self._seated(), hold=hold))
         except SpeclaneError as error:
@@ -259,7 +260,7 @@ class Coordinator:
     def _look_around(self) -> bool:
         """Between orders: errands, who came and went, lanes. Returns whether somebody is to make room who is
         still being verified. Raises LaneFailed for a target lost."""
-        while self._errands:
+        while self._errands and not self._rounds.waits_for_drafts:
             self._errands.popleft()()
         hold = self._admit()
         target = self._lanes.target

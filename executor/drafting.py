@@ -86,6 +86,14 @@ class Drafting:
         return self._order is None and speculator is not None and speculator.idle
 
     @property
+    def wanted(self) -> bool:
+        """Whether the answer to what the speculator is at may still be of use."""
+        order = self._order
+        if order is None or not order.speculator.serving:
+            return False
+        return order.waited_until is None or order.waited_until > time.monotonic()
+
+    @property
     def waited_until(self) -> float:
         """How long to wait for what the speculator is at, monotonic; 0 if there is nothing to wait for."""
         order = self._order
@@ -227,6 +235,7 @@ class Drafting:
             room -= take
         number = next(dialogue.order_numbers)
         self._order = Order(speculator, number, told, amount=0)
+        self._order.waited_until = 0.0
         self._lanes.ask(speculator, Draft(speculator.epoch, number, items))
         self._stats.catch_ups += 1
         return True

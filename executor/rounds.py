@@ -1,9 +1,9 @@
 """The rounds: what each lane is given to do next, and what comes of it.
 
 Each sequence goes the same way, plan → draft → verify → commit → publish, and both lanes are kept busy with
-it: whenever one has answered, `turn` takes the answer and gives every idle lane its next order. The target
-gets the sequences that have a draft, or for which none is worth waiting; the speculator those that need one,
-else it prepares drafts for verdicts that are still to come.
+it: whenever one has answered, `collect` takes the answer and `turn` gives every idle lane its next order.
+The target gets the sequences that have a draft, or for which none is worth waiting; the speculator those
+that need one, else it prepares drafts for verdicts that are still to come.
 """
 
 from __future__ import annotations
@@ -70,16 +70,23 @@ class Rounds:
         self.max_model_len = 0
         self.verify_tokens = 0
 
-    def turn(self, running: Sequence[Request], seated: Collection[int] | None, *, hold: bool) -> float:
-        """Take what the lanes have answered, give those that are idle their next orders.
+    @property
+    def waits_for_drafts(self) -> bool:
+        """Whether the speculator is at something that somebody may want."""
+        return self._drafting.wanted
 
-        `seated`: sequences that the speculator has room for; None is all. `hold`: verify nothing, since one
-        that is to make room for others is still at it. Returns until when to wait for answers, monotonic.
-        """
+    def collect(self) -> None:
+        """Take what the lanes have answered."""
         self._settle()
         self._drafting.collect(self.vocabulary.size)
+
+    def turn(self, running: Sequence[Request], seated: Collection[int] | None, *, hold: bool) -> float:
+        """Give the lanes that are idle their next orders; returns until when to wait for answers, monotonic.
+
+        `seated`: sequences that the speculator has room for; None is all. `hold`: verify nothing, since one
+        that is to make room for others is still at it.
+        """
         until = time.monotonic() + _IDLE_SECONDS
-        running = [request for request in running if request.finish_reason is None]
         if not running or not self._lanes.target.serving:
             self._began_ns = None
             return until
@@ -133,8 +140,7 @@ class Rounds:
         if not ready or (setting.ubatches == 1 and len(ready) < len(plan)):
             return until
         self._fit(ready)
-        for step in ready:
-            self._stats.missed += step.k > 0 and step.request.draft is None and step.request.drafting
+        self._stats.missed += sum(_missed(step) for step in ready)
         self._verifying.ask(ready)
         self._waited_ns = time.perf_counter_ns() - self._idle_since_ns
         return time.monotonic() + _IDLE_SECONDS
@@ -227,3 +233,9 @@ def _has_draft(step: Step) -> bool:
 def _needs_draft(step: Step) -> bool:
     its = step.request
     return step.k > 0 and its.draft is None and not its.verifying and its.asked_len != len(its.tokens)
+
+
+def _missed(step: Step) -> bool:
+    """Whether it goes on without the draft that it was to have."""
+    its = step.request
+    return its.speculate and its.draft is None and its.asked_len == len(its.tokens)

@@ -33,7 +33,7 @@ def expected(lane: str, state: str, name: str) -> str | None:
         return (
             state if name in (answer, "PhaseReached", "Loaded", "Profiled", "Ready", "Progressed") else None
         )
-    if name in ("Open", "Close", "Progressed"):
+    if name in ("Open", "Close", "Progressed") or (name, lane) == ("Cancel", "speculator"):
         return state if state in ("idle", "busy") else None
     steps = {
         ("expected", "Greeted"): "greeted",
