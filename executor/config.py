@@ -13,6 +13,7 @@ from executor.models import DEFAULT_TARGET
 from executor.placement import Placement, placement
 from executor.restart import RestartPolicy
 from executor.setting import MAX_HYPOTHESES, Mode, Setting, fixed
+from executor.transport import TransportName, TransportPolicy
 from ipc.messages import Acceptance, LaneName, QForm
 from ipc.toy import ToyParameters
 
@@ -132,6 +133,9 @@ class Config:
     kv_tokens: tokens whose keys and values each lane holds at most; None is as many as can be of use and fit.
     reuse_prefixes: whether a prompt that begins like an earlier one is spared computing that again.
     threads: threads of each lane's arithmetic on CPUs; None is all cores that this process may use.
+    transport: how tensors go from lane to lane: `cuda_ipc` (between GPUs, without a copy), `memfd` (memory
+        that both share), `inline` (within messages); `auto` is the first of these that works. What does not
+        work falls back to the next, unless `require_cuda_ipc`.
     cache_dir: where fetched checkpoints are kept; None is $SPECLANE_CACHE, else the user's cache directory.
         Text will do; a leading ~ is the user's home.
     """
@@ -161,6 +165,8 @@ class Config:
     reuse_prefixes: bool = True
     max_verify_tokens: int | None = None
     threads: int | None = None
+    transport: TransportName = "auto"
+    require_cuda_ipc: bool = False
     cache_dir: Path | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
     recovery: Recovery = field(default_factory=Recovery)
@@ -185,6 +191,21 @@ class Config:
             _whole("hypotheses", self.hypotheses, 0, MAX_HYPOTHESES, "1")
         if self.ubatches is not None:
             _whole("ubatches", self.ubatches, 1, 2, "1")
+        _one_of("transport", self.transport, get_args(TransportName))
+        _instance("require_cuda_ipc", self.require_cuda_ipc, bool, "True")
+        if self.require_cuda_ipc and self.transport not in ("auto", "cuda_ipc"):
+            raise InvalidConfig(
+                "require_cuda_ipc", f"require-cuda-ipc contradicts transport {self.transport}; try auto"
+            )
+        if self.require_cuda_ipc and self.device == "cpu":
+            raise InvalidConfig(
+                "require_cuda_ipc", "require-cuda-ipc contradicts device cpu; try device cuda"
+            )
+        if self.require_cuda_ipc and self.lanes == "inline":
+            raise InvalidConfig(
+                "require_cuda_ipc",
+                "require-cuda-ipc contradicts lanes inline, which share a process; try lanes process",
+            )
         _one_of("acceptance", self.acceptance, get_args(Acceptance))
         _one_of("q_rows", self.q_rows, get_args(QForm))
         for lane, place in self.placements.items():
@@ -218,6 +239,10 @@ class Config:
     def setting(self) -> Setting:
         """How sequences are speculated for."""
         return fixed(self.mode, self.num_speculative_tokens, self.hypotheses, self.ubatches)
+
+    @property
+    def transport_policy(self) -> TransportPolicy:
+        return TransportPolicy(self.transport, self.require_cuda_ipc)
 
     @property
     def memory(self) -> MemoryLimits:

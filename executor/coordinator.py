@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from executor.placement import Placement
     from executor.request import Request
     from executor.setting import Setting
+    from executor.transport import TransportInfo, TransportPolicy
     from ipc.messages import LaneName, LaneSpec
 
 log = logging.getLogger("speclane")
@@ -60,6 +61,7 @@ class Coordinator:
         hosting: Hosting = "process",
         max_verify_tokens: int | None = None,
         placements: Mapping[LaneName, Placement] = ANYWHERE,
+        transport: TransportPolicy | None = None,
     ) -> None:
         """`specs`: the target's first, then the speculator's if there is one. `setting`: how to
         speculate. Lengths in tokens: `max_model_len` of the longest sequence, `max_verify_tokens` of a
@@ -78,7 +80,7 @@ class Coordinator:
         self._ended = threading.Event()
         self._failure: SpeclaneError | None = None
         self._lock = threading.Lock()  # guards what callers leave here against the moment of failure
-        self._lanes = Lanes(specs, timeouts, recovery, memory, hosting, placements)
+        self._lanes = Lanes(specs, timeouts, recovery, memory, hosting, placements, transport)
         self.stats = Stats()
         self._rounds = Rounds(
             self._lanes,
@@ -212,6 +214,16 @@ class Coordinator:
         return self._lanes.times
 
     @property
+    def transport(self) -> TransportInfo:
+        """How tensors go from lane to lane."""
+        return self._lanes.transport.info
+
+    @property
+    def slots(self) -> dict[str, int]:
+        """Of what the lanes have in shared memory, how much is kept, lent, quarantined; half a second old."""
+        return self._lanes.transport.slots
+
+    @property
     def stale(self) -> int:
         """Replies that came too late or from an earlier order, and were dropped."""
         return self._lanes.counts.stale
@@ -323,7 +335,7 @@ class Coordinator:
     def _preempt(self, request: Request) -> None:
         """It waits in front of all others, and will be told to the lanes anew as far as it has got."""
         self._running.remove(request)
-        dialogue.forget(self._lanes, request)
+        dialogue.forget(self._lanes, request, for_good=False)
         request.unsettled()
         self._inbox.appendleft(request)
         self.stats.preempted += 1

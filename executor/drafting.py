@@ -199,7 +199,7 @@ class Drafting:
             if request.seq not in speculator.told:
                 dialogue.open_at(self._lanes, speculator, request, len(request.tokens))
             since = dialogue.news(speculator, request)
-            rows = dialogue.rows(speculator, request, room)
+            rows = dialogue.rows(self._lanes, speculator, request, room)
             room -= sum(len(part.data) for part in rows)
             _, gen, base_len, k, ahead, hypotheses = each
             items.append(DraftItem(request.seq, gen, base_len, since, k, rows, ahead, hypotheses))

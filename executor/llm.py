@@ -82,6 +82,7 @@ class LLM:
                 config.lanes,
                 config.max_verify_tokens,
                 config.placements,
+                config.transport_policy,
             )
             self._control = self._listen(self._coordinator.directory)
         atexit.register(self.close)
@@ -308,6 +309,7 @@ class LLM:
             stop_token_ids=tuple(sorted(stops)),
             logprobs=params.logprobs,
             constraints=self._constraints(params, stops),
+            prompt_logprobs=params.prompt_logprobs,
         )
         return Request(
             seq=next(self._numbers),

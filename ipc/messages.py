@@ -51,11 +51,16 @@ class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 # ---------------------------------------------------------------- records
 
 
+LAST_NORM = 0
+"""As a part of a hidden row: the last layer's, normed, as the output layer reads it."""
+
+
 class HeadSpec(Record, frozen=True):
     """A drafting head that reads the target's hidden rows. `file`: its weights.
 
-    `taps`: after how many layers of the target the parts of a row are taken; the last norm's is always the
-    last part. `row_bytes`: size of one row. `window`: how many of the latest positions' rows it needs.
+    `taps`: after how many layers of the target the parts of a row are taken; LAST_NORM is what the last norm
+    makes of the last layer's. `row_bytes`: size of one row. `window`: how many of the latest positions' rows
+    it needs.
     """
 
     file: str
@@ -147,7 +152,8 @@ class SamplingSpec(Record, frozen=True):
     """How one sequence is sampled; the same on both lanes, so that a draft can predict the target's sample.
 
     Tokens in `stop_token_ids` cannot be sampled before `min_tokens` tokens have been generated.
-    `logprobs` is the number of alternatives to report per token, None for no log-probabilities at all.
+    `logprobs` is the number of alternatives to report per token, None for no log-probabilities at all;
+    `prompt_logprobs` the same for the tokens of the prompt.
     Most sequences have no `constraints`.
     """
 
@@ -160,6 +166,7 @@ class SamplingSpec(Record, frozen=True):
     stop_token_ids: tuple[int, ...]
     logprobs: int | None
     constraints: ConstraintSpec | None = None
+    prompt_logprobs: int | None = None
 
 
 class OpenedSequence(Record, frozen=True):
@@ -224,12 +231,14 @@ class Descriptor(Record, frozen=True):
 class HiddenRows(Record, frozen=True):
     """The target's hidden rows of `count` tokens from position `start` on: bfloat16, row after row.
 
-    The coordinator hands them from lane to lane and never looks inside.
+    They are in `data`, or where `at` says in an arena of the target. The coordinator hands them from lane to
+    lane and never looks inside.
     """
 
     start: int
     count: int
-    data: bytes
+    data: bytes = b""
+    at: Descriptor | None = None
 
 
 class QRow(Record, frozen=True):
@@ -295,6 +304,7 @@ class VerifyItem(Record, frozen=True):
     """Sample after `base_len` committed tokens and after each token of `draft`.
 
     `rows_since`: first position whose hidden row is wanted, if it is run in this pass; None wants none.
+    `prompt_since`: first position of the prompt whose log-probability is wanted; None wants none.
     `q`: as in DraftedItem, of these draft tokens.
     """
 
@@ -304,26 +314,32 @@ class VerifyItem(Record, frozen=True):
     since: list[int]
     draft: list[int]
     rows_since: int | None = None
+    prompt_since: int | None = None
     q: list[QRow] = []
 
 
 class TokenLogprobs(Record, frozen=True):
-    """Log-probability of a sampled token under the model (before temperature) and the best alternatives."""
+    """Log-probability of a token under the model (before temperature) and the best alternatives.
+
+    `rank`, only of a prompt's tokens: 1 for the most probable one.
+    """
 
     logprob: float
     top: list[tuple[int, float]]
+    rank: int = 0
 
 
 class PendingItem(Record, frozen=True):
     """No verdict yet: of the sequence's history, the lane has run the first `held` tokens so far.
 
-    `rows`: as in VerifiedItem, up to there.
+    `rows`, `prompt_logprobs`: as in VerifiedItem, up to there.
     """
 
     seq: int
     gen: int
     held: int
     rows: list[HiddenRows] = []
+    prompt_logprobs: list[TokenLogprobs] = []
 
 
 class VerifiedItem(Record, frozen=True):
@@ -331,6 +347,7 @@ class VerifiedItem(Record, frozen=True):
 
     `logprobs` has one entry per new token (n_accepted + 1) if the sequence asked for them, else none.
     `rows`: those that were wanted of tokens that were run and stand, up to the last accepted one.
+    `prompt_logprobs`: one for each position of the prompt from `prompt_since` on, as far as it has been run.
     """
 
     seq: int
@@ -340,6 +357,7 @@ class VerifiedItem(Record, frozen=True):
     next_token: int
     logprobs: list[TokenLogprobs]
     rows: list[HiddenRows] = []
+    prompt_logprobs: list[TokenLogprobs] = []
 
 
 # ---------------------------------------------------------------- orders: coordinator → worker
@@ -361,6 +379,26 @@ class Allocate(Message, frozen=True):
     kv_tokens: int
 
 
+class Export(Message, frozen=True):
+    """Make an arena of this name, for `nbytes` bytes of tensors, so that the other lanes can read them."""
+
+    arena: str
+    transport: SharedTransport
+    nbytes: int
+
+
+class Import(Message, frozen=True):
+    """Open another lane's arena and prove that its memory is what is read; a memfd's file was sent before."""
+
+    export: ArenaExport
+
+
+class Unmap(Message, frozen=True):
+    """Let go of these arenas at once, your own and others'. No reply."""
+
+    arenas: list[str]
+
+
 class Open(Message, frozen=True):
     """Hold these sequences. No reply: a lane that cannot hold them fails at their first Draft or Verify."""
 
@@ -371,11 +409,13 @@ class Draft(Message, frozen=True):
     """To the speculator: propose tokens for these sequences. An item with k = 0 only brings it up to date.
 
     `budget`: guesses that the verification has room for, of all sequences together; None is any number.
+    `released`: what of this lane's arenas nobody reads any more.
     """
 
     order: int
     items: list[DraftItem]
     budget: int | None = None
+    released: list[SlotRef] = []
 
 
 class Cancel(Message, frozen=True):
@@ -389,13 +429,16 @@ class Verify(Message, frozen=True):
     """To the target: judge these drafts; an empty draft makes a plain one-token step.
 
     For histories that it has not run yet, at most `prefill` tokens are to be run now, in the order of items.
-    `taps`: after how many layers the hidden rows that items want are taken.
+    `taps`: after how many layers the hidden rows that items want are taken. `arena`: the lane's own that they
+    are to be put into; where it is empty or full, they go inline. `released`: as in Draft.
     """
 
     order: int
     items: list[VerifyItem]
     taps: tuple[int, ...] = ()
     prefill: int = 1 << 24
+    arena: str = ""
+    released: list[SlotRef] = []
 
 
 class Close(Message, frozen=True):
@@ -432,9 +475,28 @@ class PhaseReached(Message, frozen=True):
 
 
 class Loaded(Message, frozen=True):
-    """Weights are there and attention is set up, on this device (an identity); the lane waits to profile."""
+    """Weights are there and attention is set up, on this device (an identity); the lane waits to profile.
+
+    `no_cuda_ipc`: why memory of that device cannot be shared with other lanes; empty if it can, so far.
+    """
 
     device_id: str
+    no_cuda_ipc: str = ""
+
+
+class Exported(Message, frozen=True):
+    """Answer to Export: the arena, or why there is none. A memfd's file was sent before."""
+
+    arena: str
+    export: ArenaExport | None
+    reason: str = ""
+
+
+class Imported(Message, frozen=True):
+    """Answer to Import: what the exporter wrote is read, unless `reason` says why not."""
+
+    arena: str
+    reason: str = ""
 
 
 class Profiled(Message, frozen=True):
@@ -457,18 +519,20 @@ class Drafted(Message, frozen=True):
     """Answer to Draft; `busy_ns` is the time that the lane computed.
 
     `reused`: tokens whose keys and values it found, computed for other sequences, since its start.
+    `acks`: what it was handed in arenas and has read.
     """
 
     order: int
     items: list[DraftedItem]
     busy_ns: int
     reused: int = 0
+    acks: list[SlotRef] = []
 
 
 class Verified(Message, frozen=True):
     """Answer to Verify; `busy_ns` is the time that the lane computed.
 
-    `pending`: items whose histories are longer than there was time for. `reused`: as in Drafted.
+    `pending`: items whose histories are longer than there was time for. `reused`, `acks`: as in Drafted.
     """
 
     order: int
@@ -476,6 +540,7 @@ class Verified(Message, frozen=True):
     busy_ns: int
     pending: list[PendingItem] = []
     reused: int = 0
+    acks: list[SlotRef] = []
 
 
 class Progressed(Message, frozen=True):
@@ -493,5 +558,19 @@ class Failed(Message, frozen=True):
 
 FAILURE_KINDS = ("configuration", "load", "protocol", "memory", "numerics", "internal")
 
-Order = Configure | Profile | Allocate | Open | Draft | Cancel | Verify | Close | Stop
-Fact = Greeted | PhaseReached | Loaded | Profiled | Ready | Drafted | Verified | Progressed | Failed
+Order = (
+    Configure | Profile | Allocate | Export | Import | Unmap | Open | Draft | Cancel | Verify | Close | Stop
+)
+Fact = (
+    Greeted
+    | PhaseReached
+    | Loaded
+    | Exported
+    | Imported
+    | Profiled
+    | Ready
+    | Drafted
+    | Verified
+    | Progressed
+    | Failed
+)

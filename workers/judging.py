@@ -12,6 +12,7 @@ from ipc.errors import ProtocolError
 from ipc.q_rows import LOOKED_UP
 from workers import noise, rejection
 from workers.acceptance import accept
+from workers.engines.engine import Sample
 from workers.pure_sampler import GREEDY_BELOW
 from workers.q_row import Q
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from ipc.messages import Acceptance, VerifyItem
     from workers.distribution import Distribution
-    from workers.engines.engine import Draw, Engine, Sample
+    from workers.engines.engine import Draw, Engine
 
 
 class Judgement(NamedTuple):
@@ -75,11 +76,19 @@ class Judging:
         q_rows = item.q or [LOOKED_UP] * len(item.draft)
         qs = [Q.of(row, token) for row, token in zip(q_rows, item.draft, strict=True)]
         n, reach = rejection.judge(self._acceptance, item.draft, qs, target, fraction)
-        stood = [engine.report(rows, i, token, draws[i]) for i, token in enumerate(item.draft[:n])]
+        stood = [self._sample(rows, i, token, draws[i]) for i, token in enumerate(item.draft[:n])]
         if n == len(item.draft):
             return Judgement(n, [*stood, *engine.sample(rows[n:], draws[n:])])
         token = target(n).beyond(qs[n], reach, fraction(n, noise.RECOVER))
-        return Judgement(n, [*stood, engine.report(rows, n, token, draws[n])])
+        return Judgement(n, [*stood, self._sample(rows, n, token, draws[n])])
+
+    def _sample(self, rows: Any, index: int, token: int, draw: Draw) -> Sample:
+        """A token that `engine.sample` did not draw, as it would say it."""
+        alternatives = draw.sampling.logprobs
+        if alternatives is None:
+            return Sample(token)
+        (score,) = self._engine.scores(rows[index : index + 1], [token], alternatives)
+        return Sample(token, score.logprob, score.top)
 
 
 def _coupled(item: VerifyItem, samples: Sequence[Sample]) -> Judgement:

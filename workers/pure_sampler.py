@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from workers import noise
 from workers.distribution import PureDistribution
-from workers.engines.engine import Sample
+from workers.engines.engine import Sample, Score
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +50,9 @@ def sample_row(logits: Sequence[float], draw: Draw) -> Sample:
     if draw.sampling.temperature >= GREEDY_BELOW:
         tokens = sorted(kept_tokens(allowed, best, draw.sampling))
         token = noisy_best(tokens, [allowed[token] for token in tokens], best, draw)
-    return report(logits, token, draw)
+    if draw.sampling.logprobs is None:
+        return Sample(token)
+    return _with_logprobs(logits, token, draw.sampling.logprobs)
 
 
 def distribution(logits: Sequence[float], draw: Draw) -> PureDistribution:
@@ -61,11 +63,11 @@ def distribution(logits: Sequence[float], draw: Draw) -> PureDistribution:
     return PureDistribution(tokens, weights, len(logits))
 
 
-def report(logits: Sequence[float], token: int, draw: Draw) -> Sample:
-    """A token of a row [V] as a sample, with the log-probabilities that the draw asks for."""
-    if draw.sampling.logprobs is None:
-        return Sample(token)
-    return _with_logprobs(logits, token, draw.sampling.logprobs)
+def score(logits: Sequence[float], token: int, alternatives: int) -> Score:
+    """What a row [V] says of a token: see Score. Tokens as probable as it are not above it."""
+    said = _with_logprobs(logits, token, alternatives)
+    assert said.logprob is not None, "it was asked for"
+    return Score(said.logprob, said.top, 1 + sum(logit > logits[token] for logit in logits))
 
 
 def _sound(logits: Sequence[float], draw: Draw) -> tuple[list[float], float]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from workers import noise
-from workers.engines.engine import Sample
+from workers.engines.engine import Sample, Score
 from workers.pure_sampler import (
     GREEDY_BELOW,
     NO_TOKEN,
@@ -99,6 +99,22 @@ class Sampler:
             ranks.append(ranked_tokens(named, draw)[:count])
         return ranks
 
+    @torch.inference_mode()
+    def scores(self, logits: Tensor, tokens: Sequence[int], alternatives: int) -> list[Score]:
+        """For each row of `logits` [n, vocabulary_size] what it says of its token.
+
+        Log-probabilities are those that `sample` gives. Raises FloatingPointError as it does.
+        """
+        rows = logits.detach().float()
+        found = []
+        for index, (row, token, (_, best)) in enumerate(zip(rows, tokens, self._best(rows), strict=True)):
+            if not math.isfinite(best):
+                raise FloatingPointError(f"row {index}: {NO_TOKEN}")
+            said = self._with_logprobs(row, token, best, alternatives)
+            assert said.logprob is not None, "it was asked for"
+            found.append(Score(said.logprob, said.top, 1 + int((row > row[token]).sum())))
+        return found
+
     def words(self, row: noise.Key, tokens: Tensor) -> Tensor:
         """`noise.word` of each of `tokens` (int32 [n], n ≤ vocabulary_size) as the same 32 bits in int32 [n].
 
@@ -139,14 +155,6 @@ class Sampler:
         return TensorDistribution(
             weights, lambda count: self._best_tokens(allowed, best, min(count, self.vocabulary_size))
         )
-
-    @torch.inference_mode()
-    def report(self, logits: Tensor, token: int, draw: Draw) -> Sample:
-        """A token of a row [vocabulary_size] as a sample, with the log-probabilities that are asked for."""
-        if draw.sampling.logprobs is None:
-            return Sample(token)
-        row = logits.detach().float()
-        return self._with_logprobs(row, token, self._best(row[None])[0][1], draw.sampling.logprobs)
 
     def _sound(
         self, index: int, row: Tensor, draw: Draw, token: int, best: float

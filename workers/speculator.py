@@ -15,10 +15,13 @@ from workers.branches import Branches, Trail
 from workers.lane import SequenceTable
 from workers.pure_sampler import GREEDY_BELOW
 from workers.q_row import DrawnFrom
+from workers.tensor_plane import TensorPlane
 from workers.worth import capacities
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from torch import Tensor
 
     from ipc.messages import Acceptance, DraftItem, HiddenRows, OpenedSequence, QForm, QRow
     from workers.branches import Branch
@@ -76,8 +79,9 @@ class Speculator(Protocol):
         """How many branches could be forked that grow by so many tokens."""
         ...
 
-    def observe(self, sequence: LaneSequence, rows: Sequence[HiddenRows]) -> None:
-        """What is committed may have grown; `rows`: see DraftItem."""
+    def observe(self, sequence: LaneSequence, rows: Sequence[tuple[int, Tensor]]) -> None:
+        """What is committed may have grown. `rows`: hidden rows that are news: the first position and rows
+        [n, features] in bfloat16, not to be kept."""
         ...
 
     def propose(
@@ -102,6 +106,7 @@ class SpeculatorLane:
         self._speculator = speculator
         self._sequences = SequenceTable(constrain)
         self._branches = Branches(speculator)
+        self.plane = TensorPlane()
 
     def open(self, opened: Sequence[OpenedSequence]) -> None:
         for record in opened:
@@ -123,7 +128,7 @@ class SpeculatorLane:
                 item.seq, item.gen, item.base_len, item.since
             )
             self._branches.settle(sequence)
-            self._speculator.observe(sequence, item.rows)
+            self._speculator.observe(sequence, self._rows(item.rows))
         width = q_rows.width(
             self._q_form,
             sum(item.k * max(1, item.hypotheses) for item in items),
@@ -220,6 +225,10 @@ class SpeculatorLane:
             )
             for item in items
         ]
+
+    def _rows(self, parts: Sequence[HiddenRows]) -> list[tuple[int, Tensor]]:
+        found = [(part.start, self.plane.rows(part)) for part in parts]
+        return [(start, rows) for start, rows in found if rows is not None]
 
     def _ask(
         self, sequence: LaneSequence, k: int, width: int, *, scarce: bool = False, others: bool = False

@@ -60,6 +60,13 @@ Lanes = Annotated[
     str,
     _model("process|inline", "Each lane in a process of its own, or all in this one, for debuggers."),
 ]
+Transport = Annotated[
+    str,
+    _model("auto|cuda_ipc|memfd|inline", "How tensors go from lane to lane; auto is the first that works."),
+]
+RequireCudaIpc = Annotated[
+    bool, _flag("Model", "--require-cuda-ipc", "Rather fail than have tensors go another way.")
+]
 MaxModelLen = Annotated[
     int | None, _model("N", "Longest sequence in tokens, prompt included.", "the target's")
 ]
@@ -146,6 +153,8 @@ IgnoreEos = Annotated[bool, _flag("Sampling", "--ignore-eos", "Go on after end-o
 Logprobs = Annotated[
     int | None, _sampling("N", "With --json: log-probability of each token and of N alternatives.")
 ]
+
+PromptLogprobs = Annotated[int | None, _sampling("N", "The same of the prompt's tokens.")]
 
 PresencePenalty = Annotated[
     float | None, _sampling("P", "Taken from the logit of each token that was generated; -2 to 2.", "0")

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from itertools import product
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import msgspec
 import pytest
 import torch
 from integral import Integral
-from toy_rounds import FREE, PROMPT, Rounds, TensorToy
+from toy_rounds import FREE, PROMPT, Rounds, TensorToy, completed, error, plain
 
 from ipc import q_rows
 from workers import noise
@@ -29,40 +28,6 @@ SEEN = 1e-5
 CONSTRAINED = msgspec.structs.replace(
     FREE, presence_penalty=0.6, frequency_penalty=0.4, repetition_penalty=1.3, logit_bias=((0, 1.5),)
 )
-
-
-def plain(rounds: Rounds, length: int) -> dict[tuple[int, ...], float]:
-    """How the target distributes texts of this length, one token a round and without drafts."""
-    with mock.patch.object(rounds, "k", 0):
-        return Integral().of(lambda: rounds.write(length))
-
-
-def completed(
-    outcomes: dict[tuple[int, ...], float], wanted: dict[tuple[int, ...], float], length: int
-) -> dict[tuple[int, ...], float]:
-    """Outcomes of any length, each continued by what the target says after it."""
-    mass = [
-        {
-            start: sum(p for text, p in wanted.items() if text[:n] == start)
-            for start in {t[:n] for t in wanted}
-        }
-        for n in range(length + 1)
-    ]
-    found = dict.fromkeys(wanted, 0.0)
-    for start, chance in outcomes.items():
-        for text, p in wanted.items():
-            if text[: len(start)] == start:
-                found[text] += chance * p / mass[len(start)][start]
-    return found
-
-
-def error(rounds: Rounds, length: int, count: int | None = 1, integral: Integral | None = None) -> float:
-    """The largest difference of a text's probability, after one round or until all is written."""
-    wanted = plain(rounds, length)
-    outcomes = (integral or Integral()).of(lambda: rounds.write(length, count))
-    assert abs(sum(outcomes.values()) - 1.0) < EXACT
-    stray = sum(p for text, p in outcomes.items() if not any(t[: len(text)] == text for t in wanted))
-    return max(stray, max(abs(found - wanted[t]) for t, found in completed(outcomes, wanted, length).items()))
 
 
 @pytest.fixture(autouse=True)

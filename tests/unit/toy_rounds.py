@@ -6,9 +6,11 @@ The lanes are what a worker makes of a spec; only what the coordinator does is d
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from draws import NEUTRAL
+from integral import Integral
 
 from ipc import q_rows
 from ipc.codec import decode_fact, decode_order, encode
@@ -17,6 +19,7 @@ from ipc.messages import (
     Draft,
     Drafted,
     DraftItem,
+    HiddenRows,
     LaneSpec,
     OpenedSequence,
     SamplingSpec,
@@ -57,9 +60,6 @@ class TensorToy(ToyEngine):
     def distribution(self, rows: Sequence[int], index: int, draw: Draw) -> TensorDistribution:
         return self._sampler.distribution(self._tensor(rows)[index], draw, index)
 
-    def report(self, rows: Sequence[int], index: int, token: int, draw: Draw) -> Sample:
-        return self._sampler.report(self._tensor(rows)[index], token, draw)
-
 
 class Looked:
     """A speculator that always guesses as its table says; nothing is drawn."""
@@ -87,22 +87,27 @@ class Rounds:
         *,
         engine: type[ToyEngine] = ToyEngine,
         looks_up: bool = False,
+        speculator: Any = None,
         q_form: Any = "sparse",
         constraints: ConstraintSpec | None = None,
         agree: float = 0.0,
+        prompt: list[int] | None = None,
         **sampling: Any,
     ) -> None:
         """`size`: of the vocabulary. `agree`: in so many contexts the speculator's model is the target's."""
         self.size = size
         self.k = k
         self.spec = SamplingSpec(**{**NEUTRAL, "temperature": 0.8, **sampling}, constraints=constraints)
+        self.rows: Callable[[int], list[HiddenRows]] = lambda length: []
+        self.prompt = prompt or PROMPT
         self.drafts: Callable[[DraftItem], tuple[list[int], list[Any]]] = self.draft
         constrain = lambda opened: Constraints(  # noqa: E731
             opened.sampling.constraints, opened.sampling, opened.prompt_len, size, None
         )
         toy = LaneSpec("target", "toy", f"vocabulary={size},order=2", "fp32", "cpu", 1, 4, 64)
         guesser = engine(LaneSpec("speculator", "toy", f"{toy.model},agree={agree}", "fp32", "cpu", 1, 4, 64))
-        speculator: Any = Looked(guesser) if looks_up else DraftSpeculator(guesser)
+        if speculator is None:
+            speculator = Looked(guesser) if looks_up else DraftSpeculator(guesser)
         self.speculator = SpeculatorLane(speculator, constrain, acceptance, q_form)
         self.engine = engine(toy)
         self.target = TargetLane(self.engine, constrain, acceptance)
@@ -113,7 +118,7 @@ class Rounds:
         """Tell a lane of the prompt, with another sampling perhaps."""
         fields = {name: getattr(self.spec, name) for name in self.spec.__struct_fields__}
         spec = SamplingSpec(**(fields | changes))
-        lane.open([OpenedSequence(0, 0, PROMPT, len(PROMPT), spec)])
+        lane.open([OpenedSequence(0, 0, self.prompt, len(self.prompt), spec)])
 
     def draft(self, item: DraftItem) -> tuple[list[int], list[Any]]:
         """Tokens of a draft and what they were drawn from."""
@@ -131,13 +136,48 @@ class Rounds:
 
     def write(self, length: int, rounds: int | None = None) -> tuple[int, ...]:
         """What is committed after so many rounds (None: as many as it takes), `length` tokens at most."""
-        tokens = list(PROMPT)
-        known = len(tokens)
-        while len(tokens) < len(PROMPT) + length and rounds != 0:
-            k = min(self.k, len(PROMPT) + length - len(tokens))
+        tokens = list(self.prompt)
+        known, end = len(tokens), len(tokens) + length
+        while len(tokens) < end and rounds != 0:
+            k = min(self.k, end - len(tokens))
             since, known = tokens[known:], len(tokens)
-            draft, q = self.drafts(DraftItem(0, 0, len(tokens), since, k)) if k else ([], [])
-            verdict = self.verify(VerifyItem(0, 0, len(tokens), since, draft, None, q))
+            item = DraftItem(0, 0, len(tokens), since, k, self.rows(len(tokens)))
+            draft, q = self.drafts(item) if k else ([], [])
+            verdict = self.verify(VerifyItem(0, 0, len(tokens), since, draft, q=q))
             tokens += [*draft[: verdict.n_accepted], verdict.next_token]
             rounds = None if rounds is None else rounds - 1
-        return tuple(tokens[len(PROMPT) :][:length])
+        return tuple(tokens[len(self.prompt) : end])
+
+
+def plain(rounds: Rounds, length: int) -> dict[tuple[int, ...], float]:
+    """How the target distributes texts of this length, one token a round and without drafts."""
+    with mock.patch.object(rounds, "k", 0):
+        return Integral().of(lambda: rounds.write(length))
+
+
+def completed(
+    outcomes: dict[tuple[int, ...], float], wanted: dict[tuple[int, ...], float], length: int
+) -> dict[tuple[int, ...], float]:
+    """Outcomes of any length, each continued by what the target says after it."""
+    mass = [
+        {
+            start: sum(p for text, p in wanted.items() if text[:n] == start)
+            for start in {t[:n] for t in wanted}
+        }
+        for n in range(length + 1)
+    ]
+    found = dict.fromkeys(wanted, 0.0)
+    for start, chance in outcomes.items():
+        for text, p in wanted.items():
+            if text[: len(start)] == start:
+                found[text] += chance * p / mass[len(start)][start]
+    return found
+
+
+def error(rounds: Rounds, length: int, count: int | None = 1, integral: Integral | None = None) -> float:
+    """The largest difference of a text's probability, after one round or until all is written."""
+    wanted = plain(rounds, length)
+    outcomes = (integral or Integral()).of(lambda: rounds.write(length, count))
+    assert abs(sum(outcomes.values()) - 1.0) < 1e-9
+    stray = sum(p for text, p in outcomes.items() if not any(t[: len(text)] == text for t in wanted))
+    return max(stray, max(abs(found - wanted[t]) for t, found in completed(outcomes, wanted, length).items()))

@@ -49,6 +49,14 @@ class Sample:
     top: tuple[tuple[int, float], ...] = ()
 
 
+class Score(NamedTuple):
+    """Log-probability of a given token, the best alternatives as in Sample, and its rank, 1 for the best."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    rank: int
+
+
 R = TypeVar("R")
 
 
@@ -146,8 +154,8 @@ class Engine(Served, Protocol, Generic[R]):
         """What `sample` samples one of the rows from, at a temperature that is not greedy."""
         ...
 
-    def report(self, rows: R, index: int, token: int, draw: Draw) -> Sample:
-        """A token of one of the rows as a sample, though it was not `sample` that drew it."""
+    def scores(self, rows: R, tokens: Sequence[int], alternatives: int) -> list[Score]:
+        """For each row what the model thinks of its token, with so many alternatives."""
         ...
 
     def ranked(self, rows: R, draws: Sequence[Draw], count: int) -> list[list[int]]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ipc.messages import LaneSpec, MemoryProfile, Vocabulary
     from workers.distribution import Distribution
-    from workers.engines.engine import Sample
+    from workers.engines.engine import Sample, Score
 
 UBATCH = 0
 """A lane runs one batch at a time."""
@@ -264,8 +264,8 @@ class PagedEngine(ABC):
     def distribution(self, rows: Tensor, index: int, draw: Draw) -> Distribution:
         return self._sampler.distribution(rows[index], draw, index)
 
-    def report(self, rows: Tensor, index: int, token: int, draw: Draw) -> Sample:
-        return self._sampler.report(rows[index], token, draw)
+    def scores(self, rows: Tensor, tokens: Sequence[int], alternatives: int) -> list[Score]:
+        return self._sampler.scores(rows, tokens, alternatives)
 
     def ranked(self, rows: Tensor, draws: Sequence[Draw], count: int) -> list[list[int]]:
         return self._sampler.ranked(rows, draws, count)

@@ -17,14 +17,14 @@ from workers import noise
 from workers.blocks import blocks_for
 from workers.engines.engine import Sample
 from workers.engines.weightless import Weightless
-from workers.pure_sampler import GREEDY_BELOW, distribution, ranked_row, report, sample_row
+from workers.pure_sampler import GREEDY_BELOW, distribution, ranked_row, sample_row, score
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ipc.messages import LaneSpec
     from workers.distribution import Distribution
-    from workers.engines.engine import Draw, Window
+    from workers.engines.engine import Draw, Score, Window
 
 FAVOURITE_LOGIT = 4.0
 """Above all other logits, which are uniform in [-3, 3)."""
@@ -172,8 +172,11 @@ class ToyEngine(Weightless):
     def distribution(self, rows: Sequence[int], index: int, draw: Draw) -> Distribution:
         return distribution(self.model.logits(rows[index]), draw)
 
-    def report(self, rows: Sequence[int], index: int, token: int, draw: Draw) -> Sample:
-        return report(self.model.logits(rows[index]), token, draw)
+    def scores(self, rows: Sequence[int], tokens: Sequence[int], alternatives: int) -> list[Score]:
+        return [
+            score(self.model.logits(state), token, alternatives)
+            for state, token in zip(rows, tokens, strict=True)
+        ]
 
     def ranked(self, rows: Sequence[int], draws: Sequence[Draw], count: int) -> list[list[int]]:
         return [

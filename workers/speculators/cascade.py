@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ipc.messages import HiddenRows, LaneSpec, MemoryProfile, Vocabulary
+    from ipc.messages import LaneSpec, MemoryProfile, Vocabulary
     from workers.engines.engine import Draw
     from workers.sequence import LaneSequence
     from workers.speculator import Ask
@@ -222,7 +222,7 @@ class CascadeSpeculator:
     def warm_up(self) -> None:
         """A window of rows, then steps of one and of two sequences."""
         head = self._head
-        rows = head.fuse(bytes(head.row_bytes * head.window))
+        rows = head.fuse(torch.zeros(head.window, head.row_bytes // 2, dtype=torch.bfloat16))
         contexts = [head.context(), head.context()]
         for context in contexts:
             head.absorb(rows, [0] * len(rows), 0, context)
@@ -269,12 +269,12 @@ class CascadeSpeculator:
         return _BRANCHES
 
     @torch.inference_mode()
-    def observe(self, sequence: LaneSequence, rows: Sequence[HiddenRows]) -> None:
+    def observe(self, sequence: LaneSequence, rows: Sequence[tuple[int, Tensor]]) -> None:
         self._judge.learn(sequence)
         held = self._held[sequence.seq]
-        for part in rows:
+        for start, part in rows:
             held.context.drop_drafts()
-            self._absorb(sequence, held, part.start, self._head.fuse(part.data))
+            self._absorb(sequence, held, start, self._head.fuse(part))
         trail = self._trails.get(sequence.seq)
         if rows and trail is not None and trail.context is held.context:
             del self._trails[sequence.seq]  # its own indices stand in its place now

@@ -10,7 +10,9 @@ from workers.engines.weightless import Weightless
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ipc.messages import HiddenRows, LaneSpec
+    from torch import Tensor
+
+    from ipc.messages import LaneSpec
     from workers.sequence import LaneSequence
 
 _BRANCHES = 1 << 20
@@ -30,7 +32,7 @@ class ModellessSpeculator(Weightless):
         """A branch of a lookup is a few tokens."""
         return _BRANCHES
 
-    def observe(self, sequence: LaneSequence, rows: Sequence[HiddenRows]) -> None:
+    def observe(self, sequence: LaneSequence, rows: Sequence[tuple[int, Tensor]]) -> None:
         """Sees tokens only when it is asked what follows them."""
 
     @property

@@ -16,7 +16,9 @@ from workers.speculators.proposals import Draft, Judge
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ipc.messages import HiddenRows, LaneSpec
+    from torch import Tensor
+
+    from ipc.messages import LaneSpec
     from workers.sequence import LaneSequence
     from workers.speculator import Ask
 
@@ -45,7 +47,7 @@ class SuffixSpeculator(ModellessSpeculator):
         self._judge.adopt(sequence, branch)
         self.close(branch)
 
-    def observe(self, sequence: LaneSequence, rows: Sequence[HiddenRows]) -> None:
+    def observe(self, sequence: LaneSequence, rows: Sequence[tuple[int, Tensor]]) -> None:
         self._judge.learn(sequence)
 
     def propose(self, asks: Sequence[Ask], cancelled: Callable[[], bool] = never) -> list[list[int]]:
