@@ -204,9 +204,12 @@ class Drafting:
             _, gen, base_len, k, ahead, hypotheses = each
             items.append(DraftItem(request.seq, gen, base_len, since, k, rows, ahead, hypotheses))
             request.drafting = True
+        # Only large rows of q have a place of their own, and only if it is likely that they are read.
+        large = speculator.spec.q_arena > 0 and not any(each.ahead for each in asked)
+        arena = self._lanes.transport.arena_for(speculator, self._lanes.target) if large else ""
         number = next(dialogue.order_numbers)
         self._order = Order(speculator, number, asked, amount)
-        self._lanes.ask(speculator, Draft(speculator.epoch, number, items, budget))
+        self._lanes.ask(speculator, Draft(speculator.epoch, number, items, budget, arena=arena))
         return self._order
 
     def _without_foreign(self, speculator: Lane, steps: list[Step]) -> list[Step]:
@@ -264,8 +267,10 @@ class Drafting:
                 pass  # it only caught up
             elif asked.current and not request.verifying:
                 request.draft = Guesses(item.tokens[: item.worth], item.q[: item.worth])
+                dialogue.refuse(self._lanes, item.q[len(request.draft.tokens) :])
                 self._stats.spared += len(item.tokens) - len(request.draft.tokens)
             else:
+                dialogue.refuse(self._lanes, item.q)
                 self._lanes.counts.stale += 1
 
     def _prepared(self, asked: Asked, prepared: Sequence[Prepared]) -> None:

@@ -12,6 +12,7 @@ import time
 from logging import WARNING
 from typing import TYPE_CHECKING
 
+from executor import dialogue
 from executor.commit import commit
 from executor.drafting import Drafting
 from executor.errors import RequestFailed
@@ -87,6 +88,9 @@ class Rounds:
         that is to make room for others is still at it.
         """
         until = time.monotonic() + _IDLE_SECONDS
+        if not self._lanes.target.serving:
+            for request in running:
+                dialogue.drop_placed_draft(self._lanes, request)
         if not running or not self._lanes.target.serving:
             self._began_ns = None
             return until
@@ -152,6 +156,7 @@ class Rounds:
         for step, (tokens, q), length in zip(plan, drafts, lengths, strict=True):
             if length < len(tokens):
                 step.request.draft = Guesses(tokens[:length], q[:length])
+                dialogue.refuse(self._lanes, q[length:])
                 self._stats.spared += len(tokens) - length
 
     # ------------------------------------------------------------ commit, publish

@@ -93,7 +93,7 @@ class Transport:
 
     def settled(self, specs: Iterable[LaneSpec]) -> bool:
         """Whether lanes of these specs may begin."""
-        return self.chosen is not None or not any(_reads(spec) for spec in specs)
+        return self.chosen is not None or not any(_shares(spec) for spec in specs)
 
     def arena_for(self, exporter: Lane, reader: Lane | None) -> str:
         """Where the exporter is to put what this lane reads; empty if it has to go inline."""
@@ -186,8 +186,8 @@ class Transport:
                 self._export(port, "cuda_ipc" if way == "cuda_ipc" else "memfd")
 
     def _taking_part(self) -> list[_Port]:
-        """Lanes that read rows, and all targets if there is one that does."""
-        readers = [port for port in self._ports.values() if _reads(port.lane.spec)]
+        """Speculators that share tensors with the target, and all targets if there is one that does."""
+        readers = [port for port in self._ports.values() if _shares(port.lane.spec)]
         targets = [port for port in self._ports.values() if port.lane.name == "target"]
         return [*targets, *readers] if readers else []
 
@@ -280,9 +280,9 @@ class Transport:
                 self._post(port.lane, Unmap(port.lane.epoch, list(arenas)))
 
 
-def _reads(spec: LaneSpec) -> bool:
-    """Whether a lane reads tensors of the target's."""
-    return spec.head is not None
+def _shares(spec: LaneSpec) -> bool:
+    """Whether a speculator reads tensors of the target's, or the target its own."""
+    return spec.head is not None or spec.q_arena > 0
 
 
 def _received(lane: Lane, fact: Exported) -> tuple[_Arena | None, str]:

@@ -184,7 +184,7 @@ class Session:
             case Draft() if isinstance(lane, SpeculatorLane):
                 self._plane.release(order.released)
                 cancelled = partial(self._cancelled, order.order)
-                proposals = lane.draft(order.items, order.budget, cancelled)
+                proposals = lane.draft(order.items, order.budget, order.arena, cancelled)
                 acks = self._plane.acks()
                 busy, reused = time.perf_counter_ns() - began, lane.served.reused_tokens
                 return Drafted(self._epoch, order.order, proposals, busy, reused, acks)

@@ -7,6 +7,7 @@ all in one batch.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ipc import q_rows
@@ -14,6 +15,7 @@ from ipc.messages import DraftedItem, Prepared
 from workers.branches import Branches, Trail
 from workers.lane import SequenceTable
 from workers.pure_sampler import GREEDY_BELOW
+from workers.q_placing import QPlacing
 from workers.q_row import DrawnFrom
 from workers.tensor_plane import TensorPlane
 from workers.worth import capacities
@@ -106,6 +108,7 @@ class SpeculatorLane:
         self._speculator = speculator
         self._sequences = SequenceTable(constrain)
         self._branches = Branches(speculator)
+        self._drawing: Callable[[], DrawnFrom]
         self.plane = TensorPlane()
 
     def open(self, opened: Sequence[OpenedSequence]) -> None:
@@ -119,9 +122,16 @@ class SpeculatorLane:
             self._speculator.close(sequence)
 
     def draft(
-        self, items: Sequence[DraftItem], budget: int | None = None, cancelled: Callable[[], bool] = never
+        self,
+        items: Sequence[DraftItem],
+        budget: int | None = None,
+        arena: str = "",
+        cancelled: Callable[[], bool] = never,
     ) -> list[DraftedItem]:
-        """Proposals; if there may be more guesses than `budget`, with how many of each are worth it."""
+        """Proposals; if there may be more guesses than `budget`, with how many of each are worth it.
+
+        `arena`: of this lane, for large q rows.
+        """
         sequences = {}
         for item in items:
             sequence = sequences[item.seq] = self._sequences.advance(
@@ -129,27 +139,24 @@ class SpeculatorLane:
             )
             self._branches.settle(sequence)
             self._speculator.observe(sequence, self._rows(item.rows))
-        width = q_rows.width(
-            self._q_form,
-            sum(item.k * max(1, item.hypotheses) for item in items),
-            self.served.vocabulary.size,
-        )
+        most = sum(item.k * max(1, item.hypotheses) for item in items)
+        width = q_rows.width(self._q_form, most, self.served.vocabulary.size, arena=bool(arena))
+        self._drawing = partial(DrawnFrom, width, QPlacing(self.plane, arena).place)
         waiting = [item for item in items if not item.ahead]
-        drafted = self._draft_now(waiting, sequences, budget, width, cancelled) if waiting else []
+        drafted = self._draft_now(waiting, sequences, budget, cancelled) if waiting else []
         verified = [item for item in items if item.ahead]
-        return drafted + (self._prepare(verified, sequences, width, cancelled) if verified else [])
+        return drafted + (self._prepare(verified, sequences, cancelled) if verified else [])
 
     def _draft_now(
         self,
         items: Sequence[DraftItem],
         sequences: dict[int, LaneSequence],
         budget: int | None,
-        width: int,
         cancelled: Callable[[], bool],
     ) -> list[DraftedItem]:
         scarce = budget is not None and sum(item.k for item in items) > budget
         asks = [
-            self._ask(sequences[item.seq], item.k, width, scarce=scarce, others=item.hypotheses > 1)
+            self._ask(sequences[item.seq], item.k, scarce=scarce, others=item.hypotheses > 1)
             for item in items
         ]
         proposals = self._speculator.propose(asks, cancelled)
@@ -175,7 +182,6 @@ class SpeculatorLane:
         self,
         items: Sequence[DraftItem],
         sequences: dict[int, LaneSequence],
-        width: int,
         cancelled: Callable[[], bool],
     ) -> list[DraftedItem]:
         """Guess verdicts, and draft after each of them."""
@@ -204,7 +210,7 @@ class SpeculatorLane:
                 source = end.sequence if end is not None else None
                 branch = self._branches.fork(sequences[item.seq], assumed, source)
                 room -= 1
-                ask = self._ask(branch.sequence, item.k, width, others=item.hypotheses > 1)
+                ask = self._ask(branch.sequence, item.k, others=item.hypotheses > 1)
                 branches.append((item, branch, ask))
         for seq, end in ends.items():
             self._branches.drop(sequences[seq], end)
@@ -230,15 +236,13 @@ class SpeculatorLane:
         found = [(part.start, self.plane.rows(part)) for part in parts]
         return [(start, rows) for start, rows in found if rows is not None]
 
-    def _ask(
-        self, sequence: LaneSequence, k: int, width: int, *, scarce: bool = False, others: bool = False
-    ) -> Ask:
+    def _ask(self, sequence: LaneSequence, k: int, *, scarce: bool = False, others: bool = False) -> Ask:
         draws = self._draws and sequence.sampling.temperature >= GREEDY_BELOW
         return Ask(
             sequence,
             k,
             [] if scarce else None,
-            DrawnFrom(width) if draws else None,
+            self._drawing() if draws else None,
             [] if others else None,
         )
 
