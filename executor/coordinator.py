@@ -62,11 +62,12 @@ class Coordinator:
         max_verify_tokens: int | None = None,
         placements: Mapping[LaneName, Placement] = ANYWHERE,
         transport: TransportPolicy | None = None,
+        keys: Path | None = None,
     ) -> None:
         """`specs`: the target's first, then the speculator's if there is one. `setting`: how to
         speculate. Lengths in tokens: `max_model_len` of the longest sequence, `max_verify_tokens` of a
-        verification of all sequences (None: what the target runs in one pass). Raises InvalidConfig or
-        SpeclaneError.
+        verification of all sequences (None: what the target runs in one pass). `keys`: of a client of
+        speculator servers. Raises InvalidConfig or SpeclaneError.
         """
         self._k = setting.k
         self._load_seconds = timeouts.load
@@ -80,7 +81,7 @@ class Coordinator:
         self._ended = threading.Event()
         self._failure: SpeclaneError | None = None
         self._lock = threading.Lock()  # guards what callers leave here against the moment of failure
-        self._lanes = Lanes(specs, timeouts, recovery, memory, hosting, placements, transport)
+        self._lanes = Lanes(specs, timeouts, recovery, memory, hosting, placements, transport, keys)
         self.stats = Stats()
         self._rounds = Rounds(
             self._lanes,

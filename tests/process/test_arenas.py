@@ -148,7 +148,7 @@ def test_memory_of_a_killed_exporter_stays_until_the_importer_lets_go(start, fak
         ({"fails": {"export": 999}}, "driver", "exports nothing"),
         ({"fails": {"device_ids": 35}}, "driver", "the driver says"),
         ({"name": "NVIDIA H200 MIG 1g.18gb"}, "mig", "is a MIG slice"),
-        ({"ids": ("GPU-other",)}, "device_not_visible", "add it to its CUDA_VISIBLE_DEVICES"),
+        ({"ids": ("GPU-other",)}, "device_not_visible", "let both see both"),
     ],
 )
 def test_who_cannot_export_is_told_why(changes, obstacle, says):
