@@ -11,12 +11,15 @@ import time
 from typing import TYPE_CHECKING
 
 from ipc.messages import Close, Open, OpenedSequence
+from ipc.q_rows import LOOKED_UP
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from executor.lane import Lane
     from executor.lanes import Lanes
     from executor.request import Request
-    from ipc.messages import HiddenRows
+    from ipc.messages import HiddenRows, QRow
 
 order_numbers = itertools.count(1)
 """Never used twice, whatever executor and lane."""
@@ -43,7 +46,7 @@ def rows(lanes: Lanes, lane: Lane, request: Request, room: int) -> list[HiddenRo
 
     What lies in memory that it does not reach is left out, and costs drafts.
     """
-    if lane.spec.head is None:
+    if lane.head is None:
         return []
     parts = request.rows.since(lane.told_rows.get(request.seq, 0))
     if sum(len(part.data) for part in parts) > room:
@@ -57,6 +60,36 @@ def rows(lanes: Lanes, lane: Lane, request: Request, room: int) -> list[HiddenRo
     return parts
 
 
+def q_rows(lanes: Lanes, lane: Lane, rows: list[QRow]) -> list[QRow]:
+    """Rows that draft tokens were drawn from, as they are handed to the target. Those in memory that it does
+    not reach are left out: their tokens count as looked up."""
+    transport, now = lanes.transport, time.monotonic()
+    handed = []
+    for row in rows:
+        if row.at is not None and not transport.reaches(lane, row.at.arena):
+            transport.leases.refuse(row.at.ref)
+            handed.append(LOOKED_UP)
+            continue
+        if row.at is not None:
+            transport.leases.lend(row.at.ref, lane.epoch, now)
+        handed.append(row)
+    return handed
+
+
+def refuse(lanes: Lanes, rows: Sequence[QRow]) -> None:
+    """Rows of q that nobody will read."""
+    for row in rows:
+        if row.at is not None:
+            lanes.transport.leases.refuse(row.at.ref)
+
+
+def drop_placed_draft(lanes: Lanes, request: Request) -> None:
+    """A draft whose rows of q lie in an arena does not outlive the target that was to read them."""
+    if request.draft is not None and any(row.at is not None for row in request.draft.q):
+        refuse(lanes, request.draft.q)
+        request.draft = None
+
+
 def backlog(lane: Lane, request: Request) -> int:
     """How many committed tokens the lane has not been told."""
     return len(request.tokens) - lane.told.get(request.seq, 0)
@@ -66,6 +99,7 @@ def forget(lanes: Lanes, request: Request, *, for_good: bool = True) -> None:
     """Both lanes drop the sequence. Unless that is for good, its rows are kept until it is opened again."""
     for lane in lanes.all:
         drop(lanes, lane, request)
+    drop_placed_draft(lanes, request)
     if for_good:
         request.rows.clear(lanes.transport.leases)
 
