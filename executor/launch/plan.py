@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from executor import mps
 from executor.errors import InvalidConfig
-from executor.launch.commands import SPECLANE, arguments, config_of
+from executor.launch.commands import SPECLANE, arguments, check_words, config_of
 from executor.placement import VISIBLE, parse_cores
 from executor.sizes import parse_size
 
@@ -93,6 +93,7 @@ def make_plan(topology: Topology, found: Sequence[FoundGpu], directory: Path) ->
             *arguments(path, speculator.options),
             *_device_words("", speculator.lane),
         ]
+        check_words(path, "speculator", words)
         processes.append(
             PlannedProcess(
                 name=speculator.name,

@@ -1,4 +1,4 @@
-"""Shipped topologies of speculators that stand alone, with toys in them: for several targets, and over TCP."""
+"""Shipped topologies of speculators that stand alone, with toys in them: for many targets, and over TCP."""
 
 from __future__ import annotations
 

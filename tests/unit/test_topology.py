@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from executor.errors import InvalidConfig
-from executor.launch.commands import arguments, config_of
+from executor.launch.commands import arguments, check_words, config_of
 from executor.launch.topology import parse, read
 
 GPUS = '[[gpus]]\nname = "a"\nselect = 0\nmps = {}\n[[gpus]]\nname = "b"\nselect = "GPU-1"\n'
@@ -131,6 +131,12 @@ def test_a_commands_own_refusal_is_told_before_it_runs(words, says):
         config_of("targets.main.options", words)
     assert str(refusal.value).startswith("targets.main.options: ")
     assert says in str(refusal.value)
+
+
+def test_a_speculators_options_are_checked_too():
+    check_words("x", "speculator", ["--bind=ipc:///x", "--clients=2"])
+    with pytest.raises(InvalidConfig, match=r"^x: No such option: --port"):
+        check_words("x", "speculator", ["--port=8000"])
 
 
 def test_a_commands_config_is_known_without_running_it():
