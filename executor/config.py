@@ -23,6 +23,7 @@ SPECULATORS = ("auto", "off", "ngram", "suffix", "eagle", "cascade")
 """Speculators that are not named by a checkpoint."""
 MAX_SPECULATIVE_TOKENS = 32
 MAX_SEQUENCES = 1024
+MAX_RANKS = 16
 _MAX_SECONDS = 1e9
 """What waits of the standard library can take."""
 
@@ -108,6 +109,8 @@ class Config:
     device: `auto`, `cpu`, `cuda` or `cuda:N`, for both lanes; `auto` is the first free GPU, else the CPU.
     lanes: `process`, each lane in its own; `inline`, all in this one, which isolates nothing: for debuggers,
         and to compare with.
+    target_ranks: processes that share the target model, each with a part of its weights and KV: as many GPUs,
+        or tensor parallelism on the CPU. Only with engine native; a toy's ranks have no parts to share.
     num_speculative_tokens: longest draft, K.
     max_model_len: longest sequence in tokens, prompt included; None is the target's own context.
     max_sequences: how many sequences run at once; more wait.
@@ -116,7 +119,8 @@ class Config:
         their drafts; None is what the target runs in one pass. The guesses least likely right are left out.
     kv_tokens: tokens whose keys and values each lane holds at most; None is as many as can be of use and fit.
     reuse_prefixes: whether a prompt that begins like an earlier one is spared computing that again.
-    threads: threads of each lane's arithmetic on CPUs; None is all cores that this process may use.
+    threads: threads of each lane's arithmetic on CPUs, which its ranks share; None is all cores that this
+        process may use.
     cache_dir: where fetched checkpoints are kept; None is $SPECLANE_CACHE, else the user's cache directory.
         Text will do; a leading ~ is the user's home.
     """
@@ -127,6 +131,7 @@ class Config:
     dtype: DtypeName = "bf16"
     device: str = "auto"
     lanes: Hosting = "process"
+    target_ranks: int = 1
     num_speculative_tokens: int = 5
     max_model_len: int | None = None
     max_sequences: int = 8
@@ -158,6 +163,15 @@ class Config:
             raise InvalidConfig(
                 "device", f"device must be auto, cpu, cuda or cuda:N, got {self.device!r}; try auto"
             )
+        _whole("target_ranks", self.target_ranks, 1, MAX_RANKS, "2")
+        if self.target_ranks > 1:
+            for option, unable, able in (("engine", "hf", "native"), ("lanes", "inline", "process")):
+                if getattr(self, option) == unable:
+                    raise InvalidConfig(
+                        "target_ranks",
+                        f"target-ranks {self.target_ranks} needs {option} {able}, got {unable}; "
+                        f"try --{option} {able}, or --target-ranks 1",
+                    )
         _instance("timeouts", self.timeouts, Timeouts, "Timeouts(load=600.0)")
         _instance("recovery", self.recovery, Recovery, "Recovery(strikes=3)")
         whole = "num_speculative_tokens", "max_sequences"

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from executor import descriptors, inline, process
+from executor import descriptors, inline, ranks
 from executor.admission import KvRoom
 from executor.allocation import Allocation
 from executor.errors import InvalidConfig, LaneFailed
@@ -58,7 +58,7 @@ _DESCRIPTORS = 64
 """Open files that the lanes and their successors take at most, with some to spare."""
 
 
-HOSTS = {"process": process, "inline": inline}
+HOSTS = {"process": ranks, "inline": inline}
 
 
 class NoReply(NamedTuple):
@@ -271,10 +271,10 @@ class Lanes:
                     *(fact.phase, fact.seconds, megabytes, outcome),
                 )
             case Loaded():
-                lane.device_id = fact.device_id
+                lane.device_ids = (fact.device_id, *fact.peers)
                 self._allot()
             case Profiled():
-                lane.profile = fact.profile
+                lane.profiles = (fact.profile, *fact.peers)
                 self._allot()
             case Ready():
                 self._ready(lane, fact)

@@ -17,8 +17,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from executor.lane import Lane
-    from ipc.channel import Hub
+    from collections.abc import Sequence
+
     from ipc.messages import LaneName
 
 _TAIL_BYTES = 4096
@@ -26,18 +26,21 @@ _STDERR_BYTES = 16 << 20
 """So much of what a worker writes is kept, in memory, before all but its tail is dropped."""
 
 
-def command(lane: LaneName, epoch: str, endpoint: str, death_fd: int) -> list[str]:
-    """What to run for a lane."""
+def command(lane: LaneName, epoch: str, endpoint: str, death_fd: int, *rank: str) -> list[str]:
+    """What to run for a lane; `rank`: options of one of several processes."""
     return [
         *(sys.executable, "-P", "-m", "workers"),
         *("--lane", lane, "--epoch", epoch, "--endpoint", endpoint),
         *("--parent-pid", str(os.getpid()), "--death-fd", str(death_fd)),
+        *rank,
     ]
 
 
 class WorkerProcess:
-    def __init__(self, lane: LaneName, epoch: str, endpoint: str, threads: int) -> None:
-        """Starts it. Raises OSError."""
+    def __init__(
+        self, lane: LaneName, epoch: str, endpoint: str, threads: int, rank: Sequence[str] = ()
+    ) -> None:
+        """Starts it; `rank`: options of one of several processes of the lane. Raises OSError."""
         with ExitStack() as undo:
             # Unlike a pipe, a file cannot fill up and block a talkative worker; this one needs no disk.
             self._stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
@@ -49,7 +52,7 @@ class WorkerProcess:
             undo.callback(os.close, self._lifeline)
             try:
                 self._popen = subprocess.Popen(
-                    command(lane, epoch, endpoint, death_fd),
+                    command(lane, epoch, endpoint, death_fd, *rank),
                     stdin=subprocess.DEVNULL,
                     stdout=self._stderr,
                     stderr=self._stderr,
@@ -64,6 +67,7 @@ class WorkerProcess:
             self.pidfd = os.pidfd_open(self._popen.pid)
             undo.pop_all()
         self.pid = self._popen.pid
+        self.pids = (self.pid,)
         self._closed = False
         self._lock = threading.Lock()  # a closed pidfd's number may already be another lane's
 
@@ -84,6 +88,9 @@ class WorkerProcess:
         poller.register(self.pidfd, select.POLLIN)
         poller.poll(max(0, int((deadline - time.monotonic()) * 1000)))
         return self._popen.poll()
+
+    def describe_exit(self, status: int) -> str:
+        return describe_exit(status)
 
     def stderr_tail(self) -> str:
         """The last lines that the worker wrote."""
@@ -110,11 +117,6 @@ class WorkerProcess:
             self._closed = True
             os.close(self.pidfd)
         os.close(self._stderr)
-
-
-def start(lane: Lane, hub: Hub) -> WorkerProcess:
-    """A lane in a process of its own. Raises OSError."""
-    return WorkerProcess(lane.name, lane.epoch, hub.endpoint, lane.spec.threads)
 
 
 def describe_exit(status: int) -> str:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 
 LaneName = Literal["target", "speculator"]
 LaneEngine = Literal["native", "hf", "toy", "ngram", "suffix", "eagle", "cascade"]
@@ -64,6 +64,8 @@ class LaneSpec(Record, frozen=True):
     Lengths in tokens: `max_model_len` of the longest sequence, `num_speculative_tokens` of the longest draft.
     `reuse_prefixes`: whether keys and values that were computed for one sequence serve others.
     `prior`: file of what the target is known to write, for lookups; empty if there is none.
+    `ranks`: processes that the lane is made of, each with a part of the model; the first speaks for all.
+    `first_gpu`: the GPU that device `auto` means, counted from 0; other ranks take those after it.
     """
 
     lane: LaneName
@@ -78,6 +80,8 @@ class LaneSpec(Record, frozen=True):
     reuse_prefixes: bool = True
     prior: str = ""
     head: HeadSpec | None = None
+    ranks: int = 1
+    first_gpu: int = 0
 
 
 class Vocabulary(Record, frozen=True):
@@ -334,15 +338,20 @@ class PhaseReached(Message, frozen=True):
 
 
 class Loaded(Message, frozen=True):
-    """Weights are there and attention is set up, on this device (an identity); the lane waits to profile."""
+    """Weights are there and attention is set up, on this device (an identity); the lane waits to profile.
+
+    `peers`: devices of the lane's other ranks, in their order.
+    """
 
     device_id: str
+    peers: tuple[str, ...] = ()
 
 
 class Profiled(Message, frozen=True):
-    """Answer to Profile."""
+    """Answer to Profile; `peers`: of the lane's other ranks, in their order."""
 
     profile: MemoryProfile
+    peers: tuple[MemoryProfile, ...] = ()
 
 
 class Ready(Message, frozen=True):

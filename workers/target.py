@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import structs
 
@@ -21,8 +21,17 @@ if TYPE_CHECKING:
     from workers.lane import Constrain
 
 
+class _Work(NamedTuple):
+    """What an order comes to: windows to run, draws for the items judged, and items that must wait."""
+
+    windows: list[Window]
+    draws: list[Draw]
+    judged: list[VerifyItem]
+    pending: list[PendingItem]
+
+
 class TargetLane:
-    def __init__(self, engine: Engine[Any], constrain: Constrain) -> None:
+    def __init__(self, engine: Engine[Any], constrain: Constrain | None) -> None:
         self.served: Served = engine
         self._engine = engine
         self._sequences = SequenceTable(constrain)
@@ -45,28 +54,30 @@ class TargetLane:
         Of these, as much is run as is left. `taps`: layers after which the hidden rows are taken that items
         want. Raises ProtocolError for drafts that no embedding can take.
         """
-        windows: list[Window] = []
-        draws: list[Draw] = []
-        judged: list[VerifyItem] = []
-        pending: list[PendingItem] = []
         tap = _tap(items, taps)
+        work = self._prepare(items, prefill)
+        samples = iter(self._engine.sample(self._forward(work.windows, tap), work.draws))
+        verdicts = [_judge(item, list(islice(samples, len(item.draft) + 1)), tap) for item in work.judged]
+        pending = work.pending
+        if tap is not None:
+            pending = [structs.replace(item, rows=tap.rows(item.seq, item.held)) for item in pending]
+        return verdicts, pending
+
+    def _prepare(self, items: Sequence[VerifyItem], prefill: int) -> _Work:
+        work = _Work([], [], [], [])
         for item in items:
             sequence = self._sequences.advance(item.seq, item.gen, item.base_len, item.since)
             self._check_tokens(item)
             window = sequence.window(item.draft, len(item.draft) + 1, prefill)
             prefill -= len(window.tokens) - window.rows
             if window.rows == 0:
-                pending.append(PendingItem(item.seq, item.gen, window.start + len(window.tokens)))
+                work.pending.append(PendingItem(item.seq, item.gen, window.start + len(window.tokens)))
             else:
-                judged.append(item)
-                draws += sequence.draws(item.draft, window.rows)
+                work.judged.append(item)
+                work.draws.extend(sequence.draws(item.draft, window.rows))
             if window.tokens:
-                windows.append(window)
-        samples = iter(self._engine.sample(self._forward(windows, tap), draws))
-        verdicts = [_judge(item, list(islice(samples, len(item.draft) + 1)), tap) for item in judged]
-        if tap is not None:
-            pending = [structs.replace(item, rows=tap.rows(item.seq, item.held)) for item in pending]
-        return verdicts, pending
+                work.windows.append(window)
+        return work
 
     def _forward(self, windows: Sequence[Window], tap: Tap | None) -> Any:
         """Logit rows. Raises ProtocolError if this engine cannot show the hidden rows that are wanted."""
@@ -84,6 +95,23 @@ class TargetLane:
         for token in (*item.since, *item.draft):
             if not 0 <= token < size:
                 raise ProtocolError(f"sequence {item.seq}: token {token} is outside the vocabulary of {size}")
+
+
+class FollowerLane(TargetLane):
+    """A rank of the target that is not its first: it runs what that one runs, and judges nothing.
+
+    Which drafts were accepted it hears by the next order, as any lane does that was told nothing yet.
+    """
+
+    def __init__(self, engine: Engine[Any]) -> None:
+        super().__init__(engine, None)
+
+    def verify(
+        self, items: Sequence[VerifyItem], prefill: int, taps: Sequence[int] = ()
+    ) -> tuple[list[VerifiedItem], list[PendingItem]]:
+        # Taps, too, since what is computed together must be computed in the same way.
+        self._forward(self._prepare(items, prefill).windows, _tap(items, taps))
+        return [], []
 
 
 def _tap(items: Sequence[VerifyItem], taps: Sequence[int]) -> Tap | None:

@@ -16,6 +16,7 @@ def memory(
     num_speculative_tokens: o.NumSpeculativeTokens = None,
     engine: o.Engine = "native",
     dtype: o.Dtype = "bf16",
+    target_ranks: o.TargetRanks = None,
     max_model_len: Annotated[
         int, typer.Option(help="Longest sequence in tokens; all are filled up to it.", metavar="N")
     ] = 1024,

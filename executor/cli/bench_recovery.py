@@ -23,6 +23,7 @@ def recovery(
     engine: o.Engine = "native",
     dtype: o.Dtype = "bf16",
     device: o.Device = "auto",
+    target_ranks: o.TargetRanks = None,
     threads: o.Threads = None,
     cache_dir: o.CacheDir = None,
     standby: o.Standby = None,

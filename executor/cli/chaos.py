@@ -53,6 +53,7 @@ def chaos(
     engine: o.Engine = "native",
     dtype: o.Dtype = "bf16",
     device: o.Device = "auto",
+    target_ranks: o.TargetRanks = None,
     max_model_len: o.MaxModelLen = None,
     threads: o.Threads = None,
     cache_dir: o.CacheDir = None,

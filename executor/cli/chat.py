@@ -28,6 +28,7 @@ def chat(
     engine: o.Engine = "native",
     dtype: o.Dtype = "bf16",
     device: o.Device = "auto",
+    target_ranks: o.TargetRanks = None,
     max_model_len: o.MaxModelLen = None,
     memory_budget: o.MemoryBudget = None,
     threads: o.Threads = None,

@@ -43,6 +43,7 @@ def generate(
     engine: o.Engine = "native",
     dtype: o.Dtype = "bf16",
     device: o.Device = "auto",
+    target_ranks: o.TargetRanks = None,
     lanes: o.Lanes = "process",
     max_model_len: o.MaxModelLen = None,
     memory_budget: o.MemoryBudget = None,

@@ -58,6 +58,10 @@ Lanes = Annotated[
     str,
     _model("process|inline", "Each lane in a process of its own, or all in this one, for debuggers."),
 ]
+TargetRanks = Annotated[
+    int | None,
+    _model("N", "Processes that share the target model, each with a part of it: tensor parallelism.", "1"),
+]
 MaxModelLen = Annotated[
     int | None, _model("N", "Longest sequence in tokens, prompt included.", "the target's")
 ]
@@ -158,7 +162,7 @@ Json = Annotated[bool, _flag("Output", "--json", "Write one JSON object to stdou
 Verbose = Annotated[bool, _flag("Output", "--verbose", "Log each lane's phases and notes to stderr.")]
 
 _CONFIG = (
-    *("target", "speculator", "engine", "dtype", "device", "lanes"),
+    *("target", "speculator", "engine", "dtype", "device", "lanes", "target_ranks"),
     *("num_speculative_tokens", "max_model_len", "max_sequences", "kv_tokens", "max_verify_tokens"),
     "threads",
 )

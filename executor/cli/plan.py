@@ -20,6 +20,7 @@ def plan(
     engine: o.Engine = "native",
     dtype: o.Dtype = "bf16",
     device: o.Device = "auto",
+    target_ranks: o.TargetRanks = None,
     max_model_len: o.MaxModelLen = None,
     memory_budget: o.MemoryBudget = None,
     kv_tokens: o.KvTokens = None,
@@ -53,7 +54,7 @@ def show(made: "MemoryPlan") -> None:
     from executor.sizes import size
 
     lanes = rows(made)
-    table = Table("", *(f"{row.lane} ({row.device})" for row in lanes), box=None, padding=(0, 2))
+    table = Table("", *(f"{row.name} ({row.device})" for row in lanes), box=None, padding=(0, 2))
     for column in table.columns[1:]:
         column.justify = "right"
     for name in ("process", "weights", "activations", "workspace", "graphs", "kv", "total", "peak"):

@@ -51,6 +51,7 @@ def serve(
     engine: o.Engine = "native",
     dtype: o.Dtype = "bf16",
     device: o.Device = "auto",
+    target_ranks: o.TargetRanks = None,
     lanes: o.Lanes = "process",
     max_model_len: o.MaxModelLen = None,
     max_sequences: o.MaxSequences = None,
