@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -11,6 +10,7 @@ from typing import Any, Literal, get_args
 from executor.capacity import MemoryLimits
 from executor.errors import InvalidConfig
 from executor.models import DEFAULT_TARGET
+from executor.placement import Placement, placement
 from executor.restart import RestartPolicy
 from ipc.messages import LaneName
 from ipc.toy import ToyParameters
@@ -106,7 +106,11 @@ class Config:
         which a head is shipped, else ngram.
     engine: `native` (own code, batch-invariant on CPUs), `hf` (any transformers model), `toy` (no weights).
     dtype: of weights and arithmetic; see the engine's notes for CPUs without bf16 or fp16 arithmetic.
-    device: `auto`, `cpu`, `cuda` or `cuda:N`, for both lanes; `auto` is the first free GPU, else the CPU.
+    device: `auto`, `cpu`, `cuda`, `cuda:N` or a GPU's UUID, for both lanes; `auto` is a GPU for each lane
+        while there are enough, else one for both, else the CPU.
+    target_device, speculator_device: of one lane, instead of `device`.
+    target_env, speculator_env: NAME=VALUE, which that lane's process finds in its environment.
+    target_cores, speculator_cores: the only cores that lane's process may use, such as `0-3,8`.
     lanes: `process`, each lane in its own; `inline`, all in this one, which isolates nothing: for debuggers,
         and to compare with.
     target_ranks: processes that share the target model, each with a part of its weights and KV: as many GPUs,
@@ -130,6 +134,12 @@ class Config:
     engine: EngineName = "native"
     dtype: DtypeName = "bf16"
     device: str = "auto"
+    target_device: str | None = None
+    speculator_device: str | None = None
+    target_env: tuple[str, ...] = ()
+    speculator_env: tuple[str, ...] = ()
+    target_cores: str | None = None
+    speculator_cores: str | None = None
     lanes: Hosting = "process"
     target_ranks: int = 1
     num_speculative_tokens: int = 5
@@ -159,10 +169,6 @@ class Config:
         _one_of("engine", self.engine, get_args(EngineName))
         _one_of("dtype", self.dtype, get_args(DtypeName))
         _one_of("lanes", self.lanes, get_args(Hosting))
-        if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", self.device):
-            raise InvalidConfig(
-                "device", f"device must be auto, cpu, cuda or cuda:N, got {self.device!r}; try auto"
-            )
         _whole("target_ranks", self.target_ranks, 1, MAX_RANKS, "2")
         if self.target_ranks > 1:
             for option, unable, able in (("engine", "hf", "native"), ("lanes", "inline", "process")):
@@ -172,6 +178,14 @@ class Config:
                         f"target-ranks {self.target_ranks} needs {option} {able}, got {unable}; "
                         f"try --{option} {able}, or --target-ranks 1",
                     )
+        for lane, place in self.placements.items():
+            if place.cores is not None:
+                _present(f"{lane}_cores", place.cores)
+            if self.lanes == "inline" and place.apart:
+                raise InvalidConfig(
+                    "lanes",
+                    f"lanes inline give the {lane} lane no process with a place of its own; try process",
+                )
         _instance("timeouts", self.timeouts, Timeouts, "Timeouts(load=600.0)")
         _instance("recovery", self.recovery, Recovery, "Recovery(strikes=3)")
         whole = "num_speculative_tokens", "max_sequences"
@@ -196,6 +210,24 @@ class Config:
         return MemoryLimits(self.memory_budget, self.kv_tokens, self.max_model_len)
 
     @property
+    def placements(self) -> dict[LaneName, Placement]:
+        """Where each lane runs."""
+        return {
+            lane: placement(
+                lane,
+                _own_device(lane, getattr(self, f"{lane}_device")),
+                _variables(lane, getattr(self, f"{lane}_env")),
+                getattr(self, f"{lane}_cores"),
+                self.device,
+            )
+            for lane in get_args(LaneName)
+        }
+
+    def threads_of(self, lane: LaneName) -> int:
+        """Of a lane's arithmetic on CPUs."""
+        return self.threads or len(self.placements[lane].cores or ()) or available_cores()
+
+    @property
     def speculates(self) -> bool:
         return self.speculator != "off"
 
@@ -203,6 +235,16 @@ class Config:
 def available_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def _present(name: str, cores: frozenset[int]) -> None:
+    usable = os.sched_getaffinity(0)
+    if not cores <= usable:
+        gone = ", ".join(map(str, sorted(cores - usable)))
+        works = ",".join(map(str, sorted(usable)[:2]))
+        raise InvalidConfig(
+            name, f"{name.replace('_', '-')}: this process may not use core {gone}; try {works}"
+        )
 
 
 def check_seconds(name: str, seconds: object, works: float) -> None:
@@ -221,6 +263,19 @@ def local_path(name: str, value: object, works: str) -> Path:
         return Path(text).expanduser()
     except RuntimeError:
         raise InvalidConfig(name, f"{name} {text!r} is in the home of no user; try {works}") from None
+
+
+def _own_device(lane: LaneName, device: object) -> str:
+    return "" if device is None else _text(f"{lane}_device", device, "auto")
+
+
+def _variables(lane: LaneName, variables: object) -> tuple[str, ...]:
+    if not isinstance(variables, tuple):
+        name = f"{lane}_env"
+        raise InvalidConfig(
+            name, f'{name} must be a tuple of NAME=VALUE, got {variables!r}; try ("CUDA_VISIBLE_DEVICES=0",)'
+        )
+    return variables
 
 
 def _text(name: str, value: object, works: str) -> str:

@@ -27,6 +27,7 @@ from executor.health import Health, HealthLog
 from executor.lane import LaneState
 from executor.lanes import Lanes
 from executor.model import check_length
+from executor.placement import ANYWHERE
 from executor.plan import Limits, draft_budget, plan_round
 from executor.stats import Load, RoundTime, Stats
 from executor.swapping import Swapping, check_vocabulary, fail
@@ -34,12 +35,14 @@ from executor.verifying import Verifying
 from ipc.codec import MAX_ARRAY_LENGTH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from executor.capacity import MemoryLimits, MemoryPlan
     from executor.config import Hosting, Recovery, Timeouts
     from executor.lane import Lane
+    from executor.lane_times import LaneTimes
+    from executor.placement import Placement
     from executor.plan import Step
     from executor.request import Request
     from ipc.messages import LaneName, LaneSpec
@@ -60,6 +63,7 @@ class Coordinator:
         memory: MemoryLimits,
         hosting: Hosting = "process",
         max_verify_tokens: int | None = None,
+        placements: Mapping[LaneName, Placement] = ANYWHERE,
     ) -> None:
         """`specs`: the target's first, then the speculator's if there is one. Lengths in tokens: `k` of the
         longest draft, `max_model_len` of the longest sequence, `max_verify_tokens` of a verification of all
@@ -77,7 +81,7 @@ class Coordinator:
         self._ended = threading.Event()
         self._failure: SpeclaneError | None = None
         self._lock = threading.Lock()  # guards what callers leave here against the moment of failure
-        self._lanes = Lanes(specs, timeouts, recovery, memory, hosting)
+        self._lanes = Lanes(specs, timeouts, recovery, memory, hosting, placements)
         self.stats = Stats()
         self._drafting = Drafting(self._lanes, timeouts, self.stats)
         self._verifying = Verifying(self._lanes, timeouts.verify)
@@ -168,6 +172,11 @@ class Coordinator:
         return self._lanes.memory
 
     @property
+    def turned_at(self) -> float:
+        """When its thread last looked after the lanes, by time.monotonic: twice a second if all is well."""
+        return self._lanes.supervisor.ticked_at
+
+    @property
     def health(self) -> Health:
         """What a user may expect now, why, and since when."""
         return self._health.now
@@ -192,6 +201,11 @@ class Coordinator:
     def directory(self) -> Path:
         """Private to this executor; it is gone after the end."""
         return self._lanes.directory
+
+    @property
+    def lane_times(self) -> LaneTimes:
+        """Where the time of lanes goes, since the start."""
+        return self._lanes.times
 
     @property
     def stale(self) -> int:
@@ -333,6 +347,7 @@ class Coordinator:
         self.stats.rounds += 1
         self._watch_acceptance(drafted, accepted)
         total = time.perf_counter_ns() - began
+        self._lanes.times.round_ended(total, [lane.name for lane in self._lanes.all if lane.serving])
         self.stats.round_ns += total
         self.stats.draft_ns += draft_ns
         self.stats.verify_ns += verified.busy_ns

@@ -129,6 +129,8 @@ def _runtime(machine: Machine) -> Finding:
 
 def _torch(machine: Machine) -> Iterator[Finding]:
     found = machine.torch
+    if not found:
+        return
     if "error" in found:
         yield Finding("torch", "error", found["error"], "run `pip install torch==2.13.0`")
         return
@@ -194,8 +196,8 @@ def _enough(subject: str, has: int, wants: int, found: str, advice: str) -> Find
 # ---------------------------------------------------------------- looks
 
 
-def gather(cache: Path) -> Machine:
-    """`cache`: where checkpoints are kept."""
+def gather(cache: Path, *, ask_torch: bool = True) -> Machine:
+    """`cache`: where checkpoints are kept. `ask_torch`: whether to import it, which takes seconds."""
     runtime = next(iter(bases()), Path("/tmp"))
     return Machine(
         cores=available_cores(),
@@ -208,7 +210,7 @@ def gather(cache: Path) -> Machine:
         runtime_writable=os.access(runtime, os.W_OK | os.X_OK),
         cache=str(cache),
         cache_free=_free(cache),
-        torch=_ask_torch(),
+        torch=_ask_torch() if ask_torch else {},
         gpus=_ask_driver(),
         mps=_mps(),
         wsl="microsoft" in _read(Path("/proc/version")).lower(),

@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING, Any
 from executor.process import describe_exit
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from executor.lane import Lane
+    from executor.placement import Placement
     from ipc.channel import Hub
     from ipc.messages import LaneName
 
 
-def start(lane: Lane, hub: Hub) -> InlineWorker:
-    """A lane in a thread of this process."""
+def start(lane: Lane, hub: Hub, placements: Mapping[LaneName, Placement]) -> InlineWorker:
+    """A lane in a thread of this process, whose place is this process's own."""
     return InlineWorker(lane.name, lane.epoch, hub)
 
 

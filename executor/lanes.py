@@ -11,6 +11,7 @@ import os
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from executor import descriptors, inline, ranks
@@ -18,6 +19,8 @@ from executor.admission import KvRoom
 from executor.allocation import Allocation
 from executor.errors import InvalidConfig, LaneFailed
 from executor.lane import Lane, LaneState
+from executor.lane_times import LaneTimes
+from executor.placement import ANYWHERE
 from executor.rundir import RunDir
 from executor.supervisor import Supervisor
 from ipc.channel import Arrived, Garbled, Hub, Readable
@@ -42,14 +45,15 @@ from ipc.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from executor.capacity import MemoryLimits, MemoryPlan
     from executor.config import Hosting, Recovery, Timeouts
     from executor.errors import SpeclaneError
+    from executor.placement import Placement
     from ipc.channel import Event
-    from ipc.messages import Fact, LaneSpec, Order
+    from ipc.messages import Fact, LaneName, LaneSpec, Order
 
 log = logging.getLogger("speclane")
 
@@ -84,6 +88,7 @@ class Lanes:
         recovery: Recovery,
         memory: MemoryLimits,
         hosting: Hosting,
+        placements: Mapping[LaneName, Placement] = ANYWHERE,
     ) -> None:
         """Raises InvalidConfig if there is no place for the socket, SpeclaneError for want of descriptors."""
         descriptors.require(_DESCRIPTORS)
@@ -95,10 +100,13 @@ class Lanes:
             self._alarm, self._call = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             self._hub.watch(self._alarm)
             undo.pop_all()
-        self.supervisor = Supervisor(self._hub, specs, timeouts, recovery, HOSTS[hosting].start)
+        self.supervisor = Supervisor(
+            self._hub, specs, timeouts, recovery, partial(HOSTS[hosting].start, placements=placements)
+        )
         self.supervisor.on_change = self._changed
         self._allocation = Allocation(memory, recovery.standby)
         self.counts = WireCounts()
+        self.times = LaneTimes()
         self._woken = False
         self._halted = False
         self._allots = True
@@ -331,8 +339,10 @@ class Lanes:
             return
         if fact.order != lane.in_flight or lane.abandoned:
             self.counts.stale += 1
+            self.times.late(lane.name, fact.busy_ns)
         else:
             lane.reply = fact
+            self.times.answered(lane.name, lane.answered_at - lane.asked_at, fact.busy_ns)
         lane.in_flight = None
 
     def _tell_stop(self, lane: Lane) -> None:

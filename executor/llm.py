@@ -81,6 +81,7 @@ class LLM:
                 config.memory,
                 config.lanes,
                 config.max_verify_tokens,
+                config.placements,
             )
             self._control = self._listen(self._coordinator.directory)
         atexit.register(self.close)
@@ -307,6 +308,7 @@ class LLM:
             stop_token_ids=tuple(sorted(stops)),
             logprobs=params.logprobs,
             constraints=self._constraints(params, stops),
+            prompt_logprobs=params.prompt_logprobs,
         )
         return Request(
             seq=next(self._numbers),

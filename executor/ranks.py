@@ -13,12 +13,13 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from executor.placement import Placement
 from executor.process import WorkerProcess, describe_exit
 from executor.rundir import RANKS
 from ipc.errors import RANK_GONE_STATUS
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Mapping
 
     from executor.lane import Lane
     from ipc.channel import Hub
@@ -27,23 +28,22 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.01
 
 
-def start(lane: Lane, hub: Hub) -> WorkerProcess | RankGroup:
+def start(lane: Lane, hub: Hub, placements: Mapping[LaneName, Placement]) -> WorkerProcess | RankGroup:
     """A lane in processes of its own. Raises OSError."""
     spec = lane.spec
+    place = placements.get(lane.name, Placement())
     if spec.ranks == 1:
-        return WorkerProcess(lane.name, lane.epoch, hub.endpoint, spec.threads)
-    meeting = hub.directory / f"{RANKS}{lane.epoch}"
-    return RankGroup(lane.name, lane.epoch, hub.endpoint, spec.threads, spec.ranks, meeting)
+        return WorkerProcess(lane.name, lane.epoch, hub.endpoint, spec.threads, place)
+    return RankGroup(lane, hub, place)
 
 
 class RankGroup:
     """See executor.worker.Worker. `ranks`: the processes, in the order of their ranks."""
 
-    def __init__(
-        self, lane: LaneName, epoch: str, endpoint: str, threads: int, ranks: int, meeting: Path
-    ) -> None:
-        """Starts them; `meeting` is the directory to make for them. Raises OSError."""
-        self._meeting = meeting
+    def __init__(self, lane: Lane, hub: Hub, place: Placement) -> None:
+        """Starts them, all in the same place. Raises OSError."""
+        spec = lane.spec
+        self._meeting = meeting = hub.directory / f"{RANKS}{lane.epoch}"
         self._culprit: int | None = None
         self.ranks: list[WorkerProcess] = []
         with ExitStack() as undo:
@@ -51,9 +51,9 @@ class RankGroup:
             undo.callback(shutil.rmtree, meeting, ignore_errors=True)
             self._ended = select.epoll()
             undo.callback(self._ended.close)
-            for rank in range(ranks):
-                options = ("--rank", str(rank), "--ranks", str(ranks), "--meeting", str(meeting))
-                process = WorkerProcess(lane, epoch, endpoint, threads, options)
+            for rank in range(spec.ranks):
+                options = ("--rank", str(rank), "--ranks", str(spec.ranks), "--meeting", str(meeting))
+                process = WorkerProcess(lane.name, lane.epoch, hub.endpoint, spec.threads, place, options)
                 undo.callback(process.close)
                 self._ended.register(process.pidfd, select.EPOLLIN)
                 self.ranks.append(process)

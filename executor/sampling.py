@@ -33,6 +33,7 @@ class SamplingParams:
     bad_words: texts that do not come about, at the start of a word or within one.
     grammar: the form that the text must have. Once it has it, the text ends, whatever ignore_eos says.
     logprobs: report the log-probability of each token and of so many alternatives (0 … 20); None: no report.
+    prompt_logprobs: the same for the tokens of the prompt, all but the first. The prompt is then always run.
     """
 
     temperature: float = 1.0
@@ -46,6 +47,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = field(default=())
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -68,8 +70,9 @@ class SamplingParams:
             _integer("seed", self.seed, 0, (1 << 63) - 1, "42")
         _integer("max_tokens", self.max_tokens, 1, 1 << 31, "128")
         _integer("min_tokens", self.min_tokens, 0, self.max_tokens, str(self.max_tokens), " (max_tokens)")
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, 20, "5")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (wanted := getattr(self, name)) is not None:
+                _integer(name, wanted, 0, 20, "5")
         if not isinstance(self.ignore_eos, bool):
             raise InvalidRequest(
                 "ignore_eos", f"ignore_eos must be True or False, got {self.ignore_eos!r}; try True"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from executor import dialogue
+from executor import dialogue, prompt_scores
 from executor.hidden_rows import ORDER_BYTES
 from executor.lanes import NoReply
 from ipc.messages import Verified, VerifiedItem, Verify, VerifyItem
@@ -62,7 +62,12 @@ class Verifying:
             rows_since = _rows_since(request, draft, head, room) if request.speculate else None
             if head is not None and rows_since is not None:
                 room -= (len(request.tokens) + len(draft) - rows_since) * head.row_bytes
-            items.append(VerifyItem(request.seq, request.gen, len(request.tokens), since, draft, rows_since))
+            items.append(
+                VerifyItem(
+                    *(request.seq, request.gen, len(request.tokens), since, draft, rows_since),
+                    prompt_since=prompt_scores.wanted_since(request),
+                )
+            )
         taps = head.taps if head is not None else ()
         number = next(dialogue.order_numbers)
         self._lanes.ask(target, Verify(target.epoch, number, items, taps, PREFILL_TOKENS))
@@ -73,7 +78,8 @@ class Verifying:
             if reply != NoReply("halted"):
                 self._strike(plan, target)
             return None
-        if reason := self._contradiction(items, reply, vocabulary_size, head):
+        reason = self._contradiction(items, reply, vocabulary_size, head) or _wrong_scores(plan, reply)
+        if reason:
             self._lanes.supervisor.take_down(target, reason)
             self._strike(plan, target)
             return None
@@ -84,8 +90,11 @@ class Verifying:
             request.pending = waits is not None
             if waits is not None:
                 target.held[request.seq] = waits.held
+            told = waits or verdicts[request.seq]
+            if request.params.prompt_logprobs is not None:
+                request.prompt_logprobs += told.prompt_logprobs
             if head is not None:
-                request.rows.add((waits or verdicts[request.seq]).rows, head.window)
+                request.rows.add(told.rows, head.window)
         return Verdicts(verdicts, reply.busy_ns)
 
     def _contradiction(
@@ -110,6 +119,19 @@ class Verifying:
         self.died_of = target.down_because
         for request, *_ in plan:
             request.strikes += 1
+
+
+def _wrong_scores(plan: Sequence[Step], reply: Verified) -> str:
+    """Whose prompt has not the log-probabilities that were asked for; empty if nobody's."""
+    asked = {request.seq: request for request, *_ in plan if request.params.prompt_logprobs is not None}
+    if not asked:
+        return ""
+    told: list[tuple[VerifiedItem | PendingItem, int]] = [(item, item.base_len) for item in reply.items]
+    for item, held in [*told, *((item, item.held) for item in reply.pending)]:
+        request = asked.get(item.seq)
+        if request is not None and not prompt_scores.as_wanted(request, item, held):
+            return f"{len(item.prompt_logprobs)} log-probabilities of {held} tokens of sequence {item.seq}"
+    return ""
 
 
 def _rows_since(request: Request, draft: Sequence[int], head: HeadSpec | None, room: int) -> int | None:

@@ -12,9 +12,12 @@ from typing import Literal
 
 import msgspec
 
-WIRE_VERSION = 3
+WIRE_VERSION = 2
 
 LaneName = Literal["target", "speculator"]
+SharedTransport = Literal["memfd", "cuda_ipc"]
+"""How tensors go from lane to lane without being copied; else they go inline, within messages."""
+TensorDtype = Literal["bf16", "fp16", "fp32", "fp64", "int32", "int64", "uint8"]
 LaneEngine = Literal["native", "hf", "toy", "ngram", "suffix", "eagle", "cascade"]
 Phase = Literal[
     "boot",
@@ -141,7 +144,8 @@ class SamplingSpec(Record, frozen=True):
     """How one sequence is sampled; the same on both lanes, so that a draft can predict the target's sample.
 
     Tokens in `stop_token_ids` cannot be sampled before `min_tokens` tokens have been generated.
-    `logprobs` is the number of alternatives to report per token, None for no log-probabilities at all.
+    `logprobs` is the number of alternatives to report per token, None for no log-probabilities at all;
+    `prompt_logprobs` the same for the tokens of the prompt.
     Most sequences have no `constraints`.
     """
 
@@ -154,6 +158,7 @@ class SamplingSpec(Record, frozen=True):
     stop_token_ids: tuple[int, ...]
     logprobs: int | None
     constraints: ConstraintSpec | None = None
+    prompt_logprobs: int | None = None
 
 
 class OpenedSequence(Record, frozen=True):
@@ -164,6 +169,55 @@ class OpenedSequence(Record, frozen=True):
     tokens: list[int]
     prompt_len: int
     sampling: SamplingSpec
+
+
+class ArenaExport(Record, frozen=True):
+    """What a lane tells of an arena, once: all that another needs to open it, but for the file of a memfd.
+
+    arena, epoch: its identity; handle bytes may repeat, these never do.
+    nbytes, slots: its size, and how many tensors may stand in it at once.
+    device_id: where its memory is, as all processes identify devices; `cpu` for memfd.
+    handle: of CUDA memory, as the driver gave it; empty for memfd, whose file goes by the socket pair.
+    pid, pid_namespace: of the exporter, since the driver tells processes apart by their numbers.
+    """
+
+    arena: str
+    epoch: str
+    transport: SharedTransport
+    nbytes: int
+    slots: int
+    device_id: str
+    handle: bytes
+    pid: int
+    pid_namespace: int
+
+
+class SlotRef(Record, frozen=True):
+    """One write to one slot of an arena; the slot's generation grows with each write."""
+
+    arena: str
+    slot: int
+    generation: int
+
+
+class Descriptor(Record, frozen=True):
+    """A dense tensor in an arena: `nbytes` bytes from `offset` on, in slot `slot` since its `generation`.
+
+    Checked by ipc.descriptor before anything is made of it.
+    """
+
+    arena: str
+    epoch: str
+    slot: int
+    generation: int
+    offset: int
+    nbytes: int
+    dtype: TensorDtype
+    shape: tuple[int, ...]
+
+    @property
+    def ref(self) -> SlotRef:
+        return SlotRef(self.arena, self.slot, self.generation)
 
 
 class HiddenRows(Record, frozen=True):
@@ -210,6 +264,7 @@ class VerifyItem(Record, frozen=True):
     """Sample after `base_len` committed tokens and after each token of `draft`.
 
     `rows_since`: first position whose hidden row is wanted, if it is run in this pass; None wants none.
+    `prompt_since`: first position of the prompt whose log-probability is wanted; None wants none.
     """
 
     seq: int
@@ -218,25 +273,31 @@ class VerifyItem(Record, frozen=True):
     since: list[int]
     draft: list[int]
     rows_since: int | None = None
+    prompt_since: int | None = None
 
 
 class TokenLogprobs(Record, frozen=True):
-    """Log-probability of a sampled token under the model (before temperature) and the best alternatives."""
+    """Log-probability of a token under the model (before temperature) and the best alternatives.
+
+    `rank`, only of a prompt's tokens: 1 for the most probable one.
+    """
 
     logprob: float
     top: list[tuple[int, float]]
+    rank: int = 0
 
 
 class PendingItem(Record, frozen=True):
     """No verdict yet: of the sequence's history, the lane has run the first `held` tokens so far.
 
-    `rows`: as in VerifiedItem, up to there.
+    `rows`, `prompt_logprobs`: as in VerifiedItem, up to there.
     """
 
     seq: int
     gen: int
     held: int
     rows: list[HiddenRows] = []
+    prompt_logprobs: list[TokenLogprobs] = []
 
 
 class VerifiedItem(Record, frozen=True):
@@ -244,6 +305,7 @@ class VerifiedItem(Record, frozen=True):
 
     `logprobs` has one entry per new token (n_accepted + 1) if the sequence asked for them, else none.
     `rows`: those that were wanted of tokens that were run and stand, up to the last accepted one.
+    `prompt_logprobs`: one for each position of the prompt from `prompt_since` on, as far as it has been run.
     """
 
     seq: int
@@ -253,6 +315,7 @@ class VerifiedItem(Record, frozen=True):
     next_token: int
     logprobs: list[TokenLogprobs]
     rows: list[HiddenRows] = []
+    prompt_logprobs: list[TokenLogprobs] = []
 
 
 # ---------------------------------------------------------------- orders: coordinator → worker

@@ -18,7 +18,7 @@ from ipc.messages import Phase
 from ipc.table import Table
 from workers.followers import ALONE
 from workers.speculator import SpeculatorLane
-from workers.target import FollowerLane, TargetLane
+from workers.target import TargetLane
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -80,7 +80,7 @@ def load(spec: LaneSpec, place: Place = ALONE) -> TargetLane | SpeculatorLane:
         return SpeculatorLane(head, _constrain(spec, head.vocabulary.size))
     engine = _engine(spec, place)
     if place.rank > 0:
-        return FollowerLane(engine)
+        return TargetLane(engine, None)  # whatever it samples, nobody asks
     constrain = _constrain(spec, engine.vocabulary.size)
     if spec.lane == "target":
         return TargetLane(engine, constrain)

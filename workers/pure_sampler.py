@@ -14,7 +14,7 @@ import math
 from typing import TYPE_CHECKING
 
 from workers import noise
-from workers.engines.engine import Sample
+from workers.engines.engine import Sample, Score
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,6 +55,13 @@ def sample_row(logits: Sequence[float], draw: Draw) -> Sample:
     if draw.sampling.logprobs is None:
         return Sample(token)
     return _with_logprobs(logits, token, draw.sampling.logprobs)
+
+
+def score(logits: Sequence[float], token: int, alternatives: int) -> Score:
+    """What a row [V] says of a token: see Score. Tokens as probable as it are not above it."""
+    said = _with_logprobs(logits, token, alternatives)
+    assert said.logprob is not None, "it was asked for"
+    return Score(said.logprob, said.top, 1 + sum(logit > logits[token] for logit in logits))
 
 
 def _edited(logits: Sequence[float], draw: Draw) -> list[float]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from workers import noise
-from workers.engines.engine import Sample
+from workers.engines.engine import Sample, Score
 from workers.pure_sampler import GREEDY_BELOW, NO_TOKEN, SLACK, forbidden_tokens, noisy_best, noisy_score
 
 if TYPE_CHECKING:
@@ -74,6 +74,22 @@ class Sampler:
         rows = logits.detach().float()
         best = self._best(rows)
         return [self._sample_row(i, rows[i], draw, *best[i]) for i, draw in enumerate(draws)]
+
+    @torch.inference_mode()
+    def scores(self, logits: Tensor, tokens: Sequence[int], alternatives: int) -> list[Score]:
+        """For each row of `logits` [n, vocabulary_size] what it says of its token.
+
+        Log-probabilities are those that `sample` gives. Raises FloatingPointError as it does.
+        """
+        rows = logits.detach().float()
+        found = []
+        for index, (row, token, (_, best)) in enumerate(zip(rows, tokens, self._best(rows), strict=True)):
+            if not math.isfinite(best):
+                raise FloatingPointError(f"row {index}: {NO_TOKEN}")
+            said = self._with_logprobs(row, token, best, alternatives)
+            assert said.logprob is not None, "it was asked for"
+            found.append(Score(said.logprob, said.top, 1 + int((row > row[token]).sum())))
+        return found
 
     def words(self, row: noise.Key, tokens: Tensor) -> Tensor:
         """`noise.word` of each of `tokens` (int32 [n], n ≤ vocabulary_size) as the same 32 bits in int32 [n].

@@ -173,6 +173,8 @@ class Session:
             case Verify() if isinstance(lane, TargetLane):
                 verdicts, pending = lane.verify(order.items, order.prefill, order.taps)
                 busy = time.perf_counter_ns() - began
+                if self._place.rank > 0:  # the first rank judges
+                    return Verified(self._epoch, order.order, [], busy)
                 return Verified(self._epoch, order.order, verdicts, busy, pending, lane.served.reused_tokens)
             case Draft() if isinstance(lane, SpeculatorLane):
                 proposals = lane.draft(order.items, order.budget)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
@@ -12,6 +13,7 @@ from ipc.messages import PendingItem, TokenLogprobs, VerifiedItem
 from workers.acceptance import accept
 from workers.engines.tap import Tap, Tapped
 from workers.lane import SequenceTable
+from workers.prompt_scores import score_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,15 +21,6 @@ if TYPE_CHECKING:
     from ipc.messages import OpenedSequence, VerifyItem
     from workers.engines.engine import Draw, Engine, Sample, Served, Window
     from workers.lane import Constrain
-
-
-class _Work(NamedTuple):
-    """What an order comes to: windows to run, draws for the items judged, and items that must wait."""
-
-    windows: list[Window]
-    draws: list[Draw]
-    judged: list[VerifyItem]
-    pending: list[PendingItem]
 
 
 class TargetLane:
@@ -39,7 +32,9 @@ class TargetLane:
     def open(self, opened: Sequence[OpenedSequence]) -> None:
         for record in opened:
             sequence = self._sequences.open(record)
-            sequence.hold(self._engine.open(record.seq, record.tokens))
+            # What is known of a prompt already gives no rows, so log-probabilities of it want it run anew.
+            known = record.tokens if record.sampling.prompt_logprobs is None else ()
+            sequence.hold(self._engine.open(record.seq, known))
 
     def close(self, seqs: Sequence[int]) -> None:
         for seq in seqs:
@@ -54,30 +49,37 @@ class TargetLane:
         Of these, as much is run as is left. `taps`: layers after which the hidden rows are taken that items
         want. Raises ProtocolError for drafts that no embedding can take.
         """
+        windows: list[Window] = []
+        draws: list[Draw] = []
+        judged: list[VerifyItem] = []
+        pending: list[PendingItem] = []
+        scores: dict[int, list[TokenLogprobs]] = {}
         tap = _tap(items, taps)
-        work = self._prepare(items, prefill)
-        samples = iter(self._engine.sample(self._forward(work.windows, tap), work.draws))
-        verdicts = [_judge(item, list(islice(samples, len(item.draft) + 1)), tap) for item in work.judged]
-        pending = work.pending
-        if tap is not None:
-            pending = [structs.replace(item, rows=tap.rows(item.seq, item.held)) for item in pending]
-        return verdicts, pending
-
-    def _prepare(self, items: Sequence[VerifyItem], prefill: int) -> _Work:
-        work = _Work([], [], [], [])
         for item in items:
             sequence = self._sequences.advance(item.seq, item.gen, item.base_len, item.since)
             self._check_tokens(item)
+            if item.prompt_since is not None:
+                run = partial(self._forward, tap=tap)
+                scored = score_prompt(sequence, item.prompt_since, prefill, self._engine, run)
+                scores[item.seq] = scored.entries
+                prefill -= scored.ran
             window = sequence.window(item.draft, len(item.draft) + 1, prefill)
             prefill -= len(window.tokens) - window.rows
             if window.rows == 0:
-                work.pending.append(PendingItem(item.seq, item.gen, window.start + len(window.tokens)))
+                pending.append(PendingItem(item.seq, item.gen, window.start + len(window.tokens)))
             else:
-                work.judged.append(item)
-                work.draws.extend(sequence.draws(item.draft, window.rows))
+                judged.append(item)
+                draws += sequence.draws(item.draft, window.rows)
             if window.tokens:
-                work.windows.append(window)
-        return work
+                windows.append(window)
+        samples = iter(self._engine.sample(self._forward(windows, tap), draws))
+        verdicts = [_judge(item, list(islice(samples, len(item.draft) + 1)), tap) for item in judged]
+        if tap is not None:
+            pending = [structs.replace(item, rows=tap.rows(item.seq, item.held)) for item in pending]
+        if scores:
+            verdicts = [structs.replace(item, prompt_logprobs=scores.get(item.seq, [])) for item in verdicts]
+            pending = [structs.replace(item, prompt_logprobs=scores.get(item.seq, [])) for item in pending]
+        return verdicts, pending
 
     def _forward(self, windows: Sequence[Window], tap: Tap | None) -> Any:
         """Logit rows. Raises ProtocolError if this engine cannot show the hidden rows that are wanted."""
@@ -95,23 +97,6 @@ class TargetLane:
         for token in (*item.since, *item.draft):
             if not 0 <= token < size:
                 raise ProtocolError(f"sequence {item.seq}: token {token} is outside the vocabulary of {size}")
-
-
-class FollowerLane(TargetLane):
-    """A rank of the target that is not its first: it runs what that one runs, and judges nothing.
-
-    Which drafts were accepted it hears by the next order, as any lane does that was told nothing yet.
-    """
-
-    def __init__(self, engine: Engine[Any]) -> None:
-        super().__init__(engine, None)
-
-    def verify(
-        self, items: Sequence[VerifyItem], prefill: int, taps: Sequence[int] = ()
-    ) -> tuple[list[VerifiedItem], list[PendingItem]]:
-        # Taps, too, since what is computed together must be computed in the same way.
-        self._forward(self._prepare(items, prefill).windows, _tap(items, taps))
-        return [], []
 
 
 def _tap(items: Sequence[VerifyItem], taps: Sequence[int]) -> Tap | None:

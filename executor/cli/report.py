@@ -96,6 +96,10 @@ def _completion(done: Completion) -> dict[str, Any]:
     }
     if done.logprobs is not None:
         result["logprobs"] = [{"logprob": entry.logprob, "top": entry.top} for entry in done.logprobs]
+    if done.prompt_logprobs is not None:
+        result["prompt_logprobs"] = [
+            {"logprob": entry.logprob, "rank": entry.rank, "top": entry.top} for entry in done.prompt_logprobs
+        ]
     return result
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
 import threading
+import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -15,9 +17,11 @@ import uvicorn
 
 from executor.errors import InvalidConfig, SpeclaneError
 from executor.events import record
+from executor.notify import Notifier
 from executor.server.app import Api, application
 from executor.server.generation import Desk
 from executor.server.guard import Guard
+from executor.server.herald import Herald
 from executor.server.live import Live
 from executor.server.metrics import Metrics
 from executor.server.page import Page
@@ -75,6 +79,7 @@ class Server:
         self._cut_off = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listening = listening
+        self._herald = Herald(Notifier(os.environ), llm, url_of(bound))
 
     def run(self) -> int:
         """Serve until `stop`, SIGTERM or SIGINT, then drain. How many answers were cut off at the end.
@@ -137,7 +142,8 @@ class Server:
             await asyncio.sleep(0)
         self._listening()
         while self._llm.coordinator.health.state != "failed":
-            await asyncio.sleep(_WATCH_SECONDS)
+            self._herald.tell(time.monotonic())
+            await asyncio.sleep(min(_WATCH_SECONDS, self._herald.period))
         self._stop()
 
     def _stop(self) -> None:
@@ -147,6 +153,7 @@ class Server:
             self._uvicorn.force_exit = True
             return
         self._stopping = True
+        self._herald.stopping()
         record(logging.INFO, "draining", answers=self._desk.answers)
         self._desk.draining.set()
         self._uvicorn.should_exit = True

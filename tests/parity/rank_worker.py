@@ -1,4 +1,4 @@
-"""One rank of a small model: `rank_worker.py RANK RANKS MEETING RESULTS CHECKPOINT …`.
+"""One rank of a small model: `rank_worker.py DEVICE RANK RANKS MEETING RESULTS CHECKPOINT …`.
 
 Runs every checkpoint in each way that ranks can share it; the first rank writes the logits to RESULTS.
 """
@@ -20,7 +20,11 @@ from workers.group import Collective, open_group
 from workers.lifecycle import made_ready
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
+
+    from workers.group import Group
 
 EXACT, COLLECTIVE, PAIRED = "exact", "exact, by collectives", "paired"
 
@@ -37,7 +41,7 @@ def steps() -> list[list[Window]]:
 
 
 def logits(engine: NativeEngine) -> Tensor:
-    """Of all steps: [rows, vocabulary]; none on a rank that is not the first."""
+    """Of all steps: [rows, vocabulary]; on a rank that is not the first none, or none that mean anything."""
     engine.open(0)
     engine.open(1)
     rows = [engine.forward(windows) for windows in steps()]
@@ -46,29 +50,38 @@ def logits(engine: NativeEngine) -> Tensor:
     return torch.cat(rows)
 
 
+def ways(group: Group, device: str, directory: Path) -> Iterator[tuple[str, Group, bool]]:
+    """How a checkpoint is run: what that is called, by which exchanges, and whether exactly."""
+    if device != "cpu":
+        yield PAIRED, group, True
+        return
+    yield EXACT, group, True
+    if "three" in directory.name:
+        yield COLLECTIVE, Collective(), True
+    yield PAIRED, Collective(), False
+
+
 def main() -> None:
-    rank, ranks = int(sys.argv[1]), int(sys.argv[2])
+    """On GPUs, the ranks take one each, in a row from the first."""
+    device, rank, ranks = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    results, directories = sys.argv[5], map(Path, sys.argv[6:])
     torch.set_num_threads(1)
-    group = open_group(Place(rank, ranks, Path(sys.argv[3])), "cpu")
+    own = device if device == "cpu" else f"cuda:{rank}"
+    group = open_group(Place(rank, ranks, Path(sys.argv[4])), own)
+    assert group is not None
     found = {}
-    for directory in map(Path, sys.argv[5:]):
-        spec = LaneSpec("target", "native", str(directory), "fp32", "cpu", 1, 8, 0)
-        for way, its, exact in (
-            (EXACT, group, True),
-            (COLLECTIVE, Collective(), True),
-            (PAIRED, Collective(), False),
-        ):
-            if way == COLLECTIVE and "three" not in directory.name:
-                continue
+    for directory in directories:
+        spec = LaneSpec("target", "native", str(directory), "fp32", own, 1, 8, 0)
+        for way, its, exact in ways(group, device, directory):
             engine = made_ready(NativeEngine(spec, its, invariant=exact))
             rows = logits(engine)
-            assert len(rows) == (19 if rank == 0 else 0)
-            found[f"{directory.name}/{way}"] = rows.contiguous()
+            assert rank == 0 or not own.startswith("cpu") or len(rows) == 0
+            found[f"{directory.name}/{way}"] = rows.cpu().contiguous()
             config = engine._config
             words = directory.name, way, str(config.query_heads), str(config.kv_heads), *engine.notes
             sys.stdout.write("; ".join(words) + "\n")
     if rank == 0:
-        save_file(found, sys.argv[4])
+        save_file(found, results)
 
 
 if __name__ == "__main__":

@@ -34,14 +34,14 @@ class Run(NamedTuple):
     alone: dict[str, Tensor]
 
 
-def together(directories: list[Path], ranks: int, work: Path) -> Run:
+def together(directories: list[Path], ranks: int, work: Path, device: str = "cpu") -> Run:
     results = work / "results.safetensors"
     meeting = work / "meeting"
     meeting.mkdir()
     outputs = [work / f"rank{rank}" for rank in range(ranks)]
     processes = []
     for rank, output in enumerate(outputs):
-        words = [SCRIPT, str(rank), str(ranks), str(meeting), str(results), *map(str, directories)]
+        words = [SCRIPT, device, str(rank), str(ranks), str(meeting), str(results), *map(str, directories)]
         with output.open("w") as file:
             processes.append(subprocess.Popen([sys.executable, *words], stdout=file, stderr=file))
     try:
@@ -101,6 +101,35 @@ def test_heads_that_two_cannot_share_evenly(two):
     lines = [[line.split("; ") for line in said.splitlines()] for said in two.said]
     heads = [[words[2:4] for words in rank if words[0] == "three"] for rank in lines]
     assert heads == [[["4", "2"]] * 3, [["2", "1"]] * 3]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two ranks on GPUs need two")
+def test_two_gpus_add_up_to_what_a_cpu_computes(tmp_path):
+    """NCCL, inside captured graphs, too: windows of one token and of several are in the steps."""
+    families = [*QUICK, *OTHERS]
+    run = together([save(tmp_path / slug(family), family) for family in families], 2, tmp_path, "cuda")
+    for family in families:
+        name = slug(family)
+        assert (run.rows[f"{name}/{PAIRED}"] - run.alone[name]).abs().max() < 1e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.model
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two ranks on GPUs need two")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_on_a_gpu_is_replaced(smollm2, rank):
+    """float32, so that rounding decides no token of these; each rank has a GPU of its own."""
+    options = {"target": str(smollm2), "dtype": "fp32", "max_model_len": 512, "speculator": "ngram"}
+    with LLM(**options, device="cuda:0") as llm:
+        expected = texts(llm)
+    with LLM(**options, target_device="cuda:0", speculator_device="cpu", target_ranks=2) as llm:
+        shares = [share for share in llm.coordinator.memory.lanes if share.lane == "target"]
+        assert len({share.profile.device_id for share in shares}) == 2
+        assert texts(llm) == expected
+        llm.coordinator.lanes[0].process.ranks[rank].kill()
+        assert texts(llm) == expected
+        assert llm.coordinator.deaths["target"] == 1
 
 
 @pytest.mark.slow

@@ -48,6 +48,14 @@ class Sample:
     top: tuple[tuple[int, float], ...] = ()
 
 
+class Score(NamedTuple):
+    """Log-probability of a given token, the best alternatives as in Sample, and its rank, 1 for the best."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    rank: int
+
+
 R = TypeVar("R")
 
 
@@ -127,6 +135,10 @@ class Engine(Served, Protocol, Generic[R]):
 
     def sample(self, rows: R, draws: Sequence[Draw]) -> list[Sample]:
         """One sample per row; a pure function of the row and its draw, whatever stands beside it."""
+        ...
+
+    def scores(self, rows: R, tokens: Sequence[int], alternatives: int) -> list[Score]:
+        """For each row what the model thinks of its token, with so many alternatives."""
         ...
 
     def confidences(self, rows: R, tokens: Sequence[int]) -> list[float]:

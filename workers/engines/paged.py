@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ipc.messages import LaneSpec, MemoryProfile, Vocabulary
-    from workers.engines.engine import Sample
+    from workers.engines.engine import Sample, Score
 
 UBATCH = 0
 """A lane runs one batch at a time."""
@@ -248,6 +248,9 @@ class PagedEngine(ABC):
 
     def sample(self, rows: Tensor, draws: Sequence[Draw]) -> list[Sample]:
         return self._sampler.sample(rows, draws)
+
+    def scores(self, rows: Tensor, tokens: Sequence[int], alternatives: int) -> list[Score]:
+        return self._sampler.scores(rows, tokens, alternatives)
 
     def confidences(self, rows: Tensor, tokens: Sequence[int]) -> list[float]:
         (room,) = self.workspace.take(UBATCH, "confidences", Spec((len(tokens),), torch.float32))

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from workers import scratch
 from workers.attention import PagedAttention, largest_need
 from workers.blocks import BLOCK
+from workers.engines.engine import Sample
 from workers.engines.native.config import read_config
 from workers.engines.native.decode import Decode
 from workers.engines.native.loading import Wanted, load
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ipc.messages import LaneSpec
-    from workers.engines.engine import Window
+    from workers.engines.engine import Draw, Score, Window
     from workers.engines.native.config import ModelConfig
     from workers.engines.native.loading import LoadedModel
     from workers.engines.paged import Pass
@@ -129,6 +130,18 @@ class NativeEngine(PagedEngine):
         """See Engine and Tapped."""
         self._tap = tap
         return super().forward(windows)
+
+    def sample(self, rows: Tensor, draws: Sequence[Draw]) -> list[Sample]:
+        """See Engine; a rank that is not the first has no rows, and what it says of them means nothing."""
+        return super().sample(rows, draws) if self._speaks else [Sample(0)] * len(draws)
+
+    def scores(self, rows: Tensor, tokens: Sequence[int], alternatives: int) -> list[Score]:
+        """As `sample`."""
+        return super().scores(rows, tokens, alternatives) if self._speaks else []
+
+    @property
+    def _speaks(self) -> bool:
+        return self._group is None or self._group.rank == 0
 
     def _run(self, part: Pass) -> Tensor:
         """Hidden rows [len(part.wanted), hidden]."""
