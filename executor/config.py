@@ -12,7 +12,8 @@ from executor.errors import InvalidConfig
 from executor.models import DEFAULT_TARGET
 from executor.placement import Placement, placement
 from executor.restart import RestartPolicy
-from ipc.messages import LaneName
+from executor.transport import TransportName, TransportPolicy
+from ipc.messages import Acceptance, LaneName, QForm
 from ipc.toy import ToyParameters
 
 EngineName = Literal["native", "hf", "toy"]
@@ -116,6 +117,11 @@ class Config:
     target_ranks: processes that share the target model, each with a part of its weights and KV: as many GPUs,
         or tensor parallelism on the CPU. Only with engine native; a toy's ranks have no parts to share.
     num_speculative_tokens: longest draft, K.
+    acceptance: how drafts are judged above temperature 0. `coupled`: the text is a function of prompt,
+        sampling and seed, whatever drafts. `rejection` keeps more of a draft, `block` (block verification)
+        at least as much; the text is then distributed as the target's own, but hangs on the drafts, too.
+    q_rows: of what a draft token is drawn from where acceptance is not coupled: `sparse`, the likeliest 64
+        tokens, or `full`, all of them as far as a message has room.
     max_model_len: longest sequence in tokens, prompt included; None is the target's own context.
     max_sequences: how many sequences run at once; more wait.
     memory_budget: bytes that the lanes together may take of each device; None is nine tenths of what is free.
@@ -125,6 +131,9 @@ class Config:
     reuse_prefixes: whether a prompt that begins like an earlier one is spared computing that again.
     threads: threads of each lane's arithmetic on CPUs, which its ranks share; None is all cores that this
         process may use.
+    transport: how tensors go from lane to lane: `cuda_ipc` (between GPUs, without a copy), `memfd` (memory
+        that both share), `inline` (within messages); `auto` is the first of these that works. What does not
+        work falls back to the next, unless `require_cuda_ipc`.
     cache_dir: where fetched checkpoints are kept; None is $SPECLANE_CACHE, else the user's cache directory.
         Text will do; a leading ~ is the user's home.
     """
@@ -143,6 +152,8 @@ class Config:
     lanes: Hosting = "process"
     target_ranks: int = 1
     num_speculative_tokens: int = 5
+    acceptance: Acceptance = "coupled"
+    q_rows: QForm = "sparse"
     max_model_len: int | None = None
     max_sequences: int = 8
     memory_budget: int | None = None
@@ -150,6 +161,8 @@ class Config:
     reuse_prefixes: bool = True
     max_verify_tokens: int | None = None
     threads: int | None = None
+    transport: TransportName = "auto"
+    require_cuda_ipc: bool = False
     cache_dir: Path | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
     recovery: Recovery = field(default_factory=Recovery)
@@ -178,6 +191,23 @@ class Config:
                         f"target-ranks {self.target_ranks} needs {option} {able}, got {unable}; "
                         f"try --{option} {able}, or --target-ranks 1",
                     )
+        _one_of("transport", self.transport, get_args(TransportName))
+        _instance("require_cuda_ipc", self.require_cuda_ipc, bool, "True")
+        if self.require_cuda_ipc and self.transport not in ("auto", "cuda_ipc"):
+            raise InvalidConfig(
+                "require_cuda_ipc", f"require-cuda-ipc contradicts transport {self.transport}; try auto"
+            )
+        if self.require_cuda_ipc and self.device == "cpu":
+            raise InvalidConfig(
+                "require_cuda_ipc", "require-cuda-ipc contradicts device cpu; try device cuda"
+            )
+        if self.require_cuda_ipc and self.lanes == "inline":
+            raise InvalidConfig(
+                "require_cuda_ipc",
+                "require-cuda-ipc contradicts lanes inline, which share a process; try lanes process",
+            )
+        _one_of("acceptance", self.acceptance, get_args(Acceptance))
+        _one_of("q_rows", self.q_rows, get_args(QForm))
         for lane, place in self.placements.items():
             if place.cores is not None:
                 _present(f"{lane}_cores", place.cores)
@@ -204,6 +234,10 @@ class Config:
             _whole("max_verify_tokens", self.max_verify_tokens, 1, 1 << 20, "64")
         if self.threads is not None:
             _whole("threads", self.threads, 1, 1024, str(available_cores()))
+
+    @property
+    def transport_policy(self) -> TransportPolicy:
+        return TransportPolicy(self.transport, self.require_cuda_ipc)
 
     @property
     def memory(self) -> MemoryLimits:
@@ -292,7 +326,10 @@ def _instance(name: str, value: object, kind: type, works: str) -> None:
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise InvalidConfig(name, f"{name} must be one of {', '.join(known)}, got {value!r}; try {known[0]}")
+        option = name.replace("_", "-")
+        raise InvalidConfig(
+            name, f"{option} must be one of {', '.join(known)}, got {value!r}; try {known[0]}"
+        )
 
 
 def _whole(name: str, value: int, low: int, high: int, works: str) -> None:

@@ -20,7 +20,7 @@ from executor import admission, dialogue
 from executor.admission import Demand, KvRoom
 from executor.collapse import Collapse
 from executor.commit import commit
-from executor.drafting import Drafting
+from executor.drafting import NO_GUESSES, Drafting
 from executor.errors import Closed, InvalidRequest, LaneFailed, RequestFailed, SpeclaneError
 from executor.events import record
 from executor.health import Health, HealthLog
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from executor.placement import Placement
     from executor.plan import Step
     from executor.request import Request
+    from executor.transport import TransportInfo, TransportPolicy
     from ipc.messages import LaneName, LaneSpec
 
 log = logging.getLogger("speclane")
@@ -64,6 +65,7 @@ class Coordinator:
         hosting: Hosting = "process",
         max_verify_tokens: int | None = None,
         placements: Mapping[LaneName, Placement] = ANYWHERE,
+        transport: TransportPolicy | None = None,
     ) -> None:
         """`specs`: the target's first, then the speculator's if there is one. Lengths in tokens: `k` of the
         longest draft, `max_model_len` of the longest sequence, `max_verify_tokens` of a verification of all
@@ -81,7 +83,7 @@ class Coordinator:
         self._ended = threading.Event()
         self._failure: SpeclaneError | None = None
         self._lock = threading.Lock()  # guards what callers leave here against the moment of failure
-        self._lanes = Lanes(specs, timeouts, recovery, memory, hosting, placements)
+        self._lanes = Lanes(specs, timeouts, recovery, memory, hosting, placements, transport)
         self.stats = Stats()
         self._drafting = Drafting(self._lanes, timeouts, self.stats)
         self._verifying = Verifying(self._lanes, timeouts.verify)
@@ -208,6 +210,16 @@ class Coordinator:
         return self._lanes.times
 
     @property
+    def transport(self) -> TransportInfo:
+        """How tensors go from lane to lane."""
+        return self._lanes.transport.info
+
+    @property
+    def slots(self) -> dict[str, int]:
+        """Of what the lanes have in shared memory, how much is kept, lent, quarantined; half a second old."""
+        return self._lanes.transport.slots
+
+    @property
     def stale(self) -> int:
         """Replies that came too late or from an earlier order, and were dropped."""
         return self._lanes.counts.stale
@@ -312,7 +324,7 @@ class Coordinator:
     def _preempt(self, request: Request) -> None:
         """It waits in front of all others, and will be told to the lanes anew as far as it has got."""
         self._running.remove(request)
-        dialogue.forget(self._lanes, request)
+        dialogue.forget(self._lanes, request, for_good=False)
         request.gen += 1
         request.pending = False
         self._inbox.appendleft(request)
@@ -335,7 +347,7 @@ class Coordinator:
         for request, *_ in plan:
             if request.pending:
                 continue
-            draft, verdict = drafts.get(request.seq, []), verified.items[request.seq]
+            draft, verdict = drafts.get(request.seq, NO_GUESSES).tokens, verified.items[request.seq]
             request.strikes = 0
             delta = commit(request, draft, verdict, self.max_model_len)
             request.outputs.put(delta)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec import structs
+
 from executor import descriptors, inline, ranks
 from executor.admission import KvRoom
 from executor.allocation import Allocation
@@ -23,6 +25,7 @@ from executor.lane_times import LaneTimes
 from executor.placement import ANYWHERE
 from executor.rundir import RunDir
 from executor.supervisor import Supervisor
+from executor.transport import Transport, TransportPolicy
 from ipc.channel import Arrived, Garbled, Hub, Readable
 from ipc.errors import PeerGone, ProtocolError, WireError
 from ipc.link import LinkState
@@ -32,8 +35,10 @@ from ipc.messages import (
     Configure,
     Draft,
     Drafted,
+    Exported,
     Failed,
     Greeted,
+    Imported,
     Loaded,
     PhaseReached,
     Profile,
@@ -89,6 +94,7 @@ class Lanes:
         memory: MemoryLimits,
         hosting: Hosting,
         placements: Mapping[LaneName, Placement] = ANYWHERE,
+        transport: TransportPolicy | None = None,
     ) -> None:
         """Raises InvalidConfig if there is no place for the socket, SpeclaneError for want of descriptors."""
         descriptors.require(_DESCRIPTORS)
@@ -105,6 +111,7 @@ class Lanes:
         )
         self.supervisor.on_change = self._changed
         self._allocation = Allocation(memory, recovery.standby)
+        self.transport = Transport(transport or TransportPolicy(), self._post, timeouts.draft)
         self.counts = WireCounts()
         self.times = LaneTimes()
         self._woken = False
@@ -142,7 +149,7 @@ class Lanes:
         Raises InvalidConfig if a worker says that it cannot become what it was told to, else LaneFailed.
         """
         self.supervisor.start_all()
-        self._until(lambda: all(lane.serving for lane in self.all), deadline)
+        self._until(lambda: all(lane.serving for lane in self.all) and self._transport_settled, deadline)
         if not self._halted:
             self.supervisor.restarting = True
             self.supervisor.start_standby()
@@ -157,6 +164,8 @@ class Lanes:
 
     def _until(self, done: Callable[[], bool], deadline: float) -> None:
         while not (done() or self._halted):
+            if self.transport.refusal is not None:
+                raise self.transport.refusal
             for lane in self.all:
                 if lane.state in (LaneState.DOWN, LaneState.CONDEMNED):
                     raise _refusal(lane)
@@ -165,12 +174,17 @@ class Lanes:
                 raise LaneFailed(late.name, f"not ready in time, in phase {late.phase}")
             self._turn(deadline)
 
+    @property
+    def _transport_settled(self) -> bool:
+        return self.transport.settled(lane.spec for lane in self.all)
+
     def stop(self) -> None:
         """End all workers, give them time to do it themselves. Frees everything.
 
         Nothing may be called after it, `wake` and `halt` included.
         """
         self.supervisor.stop(self._tell_stop)
+        self.transport.close()
         self._hub.close()
         os.close(self._alarm)
         os.close(self._call)
@@ -204,7 +218,8 @@ class Lanes:
         lane.in_flight, lane.reply, lane.abandoned = order.order, None, False
         lane.asked_at = time.monotonic()
         lane.orders += 1
-        self._post(lane, order)
+        released = self.transport.leases.take_released(lane.epoch)
+        self._post(lane, structs.replace(order, released=released) if released else order)
 
     def reply(self, lane: Lane, deadline: float) -> Drafted | Verified | NoReply:
         """The answer to what was asked last, or why there is none."""
@@ -235,10 +250,12 @@ class Lanes:
         now = time.monotonic()
         if now >= self.supervisor.next_tick:
             self.supervisor.tick(now)
+            self.transport.look(now)
         return event is not None or now < deadline
 
     def _changed(self) -> None:
         self._allocation.keep(self.supervisor.specs)
+        self.transport.reconcile(self.supervisor.alive)
         self._woken = True
 
     def _handle(self, event: Event) -> None:
@@ -280,7 +297,12 @@ class Lanes:
                 )
             case Loaded():
                 lane.device_ids = (fact.device_id, *fact.peers)
+                self.transport.loaded(lane, fact)  # first, so that what it exports is there when it profiles
                 self._allot()
+            case Exported():
+                self.transport.exported(lane, fact)
+            case Imported():
+                self.transport.imported(lane, fact)
             case Profiled():
                 lane.profiles = (fact.profile, *fact.peers)
                 self._allot()
@@ -333,6 +355,7 @@ class Lanes:
     def _answered(self, lane: Lane, fact: Drafted | Verified) -> None:
         lane.busy_ns += fact.busy_ns
         lane.reused = fact.reused
+        self._note_slots(lane, fact)
         lane.answered_at = time.monotonic()
         if lane.state is LaneState.CONDEMNED:  # shaken out of its sleep by the signals that end it
             self.counts.stale += 1
@@ -344,6 +367,15 @@ class Lanes:
             lane.reply = fact
             self.times.answered(lane.name, lane.answered_at - lane.asked_at, fact.busy_ns)
         lane.in_flight = None
+
+    def _note_slots(self, lane: Lane, fact: Drafted | Verified) -> None:
+        """Whether the reply is of use or not, what it says of shared memory is so."""
+        leases = self.transport.leases
+        leases.acked(fact.acks, lane.epoch)
+        if isinstance(fact, Verified):
+            parts = [item.rows for item in fact.items] + [item.rows for item in fact.pending]
+            refs = [part.at.ref for rows in parts for part in rows if part.at is not None]
+            leases.published(refs, time.monotonic())
 
     def _tell_stop(self, lane: Lane) -> None:
         self._post(lane, Stop(lane.epoch))

@@ -82,6 +82,7 @@ class LLM:
                 config.lanes,
                 config.max_verify_tokens,
                 config.placements,
+                config.transport_policy,
             )
             self._control = self._listen(self._coordinator.directory)
         atexit.register(self.close)

@@ -282,6 +282,8 @@ def _spec(config: Config, lane: LaneName, engine: LaneEngine, model: str, max_mo
         reuse_prefixes=config.reuse_prefixes,
         ranks=ranks,
         first_gpu=0 if lane == "target" else config.target_ranks,
+        acceptance=config.acceptance,
+        q_rows=config.q_rows,
     )
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from executor import mps
 from executor.notify import NOTIFY_VARIABLES
 from executor.placement import Placement
+from ipc.lifeline import Lifeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -60,21 +61,21 @@ class WorkerProcess:
             fcntl.fcntl(
                 self._stderr, fcntl.F_SETFL, os.O_APPEND
             )  # after trim_stderr it starts from the front
-            death_fd, self._lifeline = os.pipe2(os.O_CLOEXEC)
-            undo.callback(os.close, self._lifeline)
+            self.lifeline = Lifeline()
+            undo.callback(self.lifeline.close)
             try:
                 with _on_cores(place.cores):
                     self._popen = subprocess.Popen(
-                        command(lane, epoch, endpoint, death_fd, *rank),
+                        command(lane, epoch, endpoint, self.lifeline.worker_fd, *rank),
                         stdin=subprocess.DEVNULL,
                         stdout=self._stderr,
                         stderr=self._stderr,
-                        pass_fds=(death_fd,),
+                        pass_fds=(self.lifeline.worker_fd,),
                         env=_environment(threads, place.environment),
                         start_new_session=True,  # the terminal's Ctrl-C is the coordinator's to handle
                     )
             finally:
-                os.close(death_fd)
+                self.lifeline.handed_over()
             undo.callback(self._popen.wait)
             undo.callback(self._popen.kill)
             self.pidfd = os.pidfd_open(self._popen.pid)
@@ -135,7 +136,7 @@ class WorkerProcess:
         if self._popen.poll() is None:
             self.kill()
             self._popen.wait()
-        os.close(self._lifeline)
+        self.lifeline.close()
         if self._parting is not None:
             self._parting.close()
         with self._lock:

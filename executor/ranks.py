@@ -59,6 +59,8 @@ class RankGroup:
                 self.ranks.append(process)
             undo.pop_all()
         self.pid = self.ranks[0].pid
+        # What lanes share is the first rank's to give and to take.
+        self.lifeline = self.ranks[0].lifeline
         self.pids = tuple(process.pid for process in self.ranks)
         # Readable when any of those it watches is.
         self.pidfd = self._ended.fileno()

@@ -19,7 +19,7 @@ class SamplingParams:
     top_p: keep the smallest set of most probable tokens with at least this mass, 0 < top_p ≤ 1.
     top_k: keep the k most probable tokens; 0 keeps all.
     min_p: keep tokens with at least this share of the best token's probability, 0 ≤ min_p ≤ 1.
-    seed: same seed, same tokens, with or without speculation; None draws one.
+    seed: same seed, same tokens, with or without speculation if acceptance is coupled; None draws one.
     max_tokens: generate at most so many.
     min_tokens: no stop token or stop string ends the text before so many.
     stop: strings that end the text; they are not part of it.

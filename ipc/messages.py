@@ -12,13 +12,17 @@ from typing import Literal
 
 import msgspec
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 
 LaneName = Literal["target", "speculator"]
 SharedTransport = Literal["memfd", "cuda_ipc"]
 """How tensors go from lane to lane without being copied; else they go inline, within messages."""
 TensorDtype = Literal["bf16", "fp16", "fp32", "fp64", "int32", "int64", "uint8"]
 LaneEngine = Literal["native", "hf", "toy", "ngram", "suffix", "eagle", "cascade"]
+Acceptance = Literal["coupled", "rejection", "block"]
+"""By which rule draft tokens stand; see workers.acceptance and workers.rejection."""
+QForm = Literal["sparse", "full"]
+"""Whether a draft token is drawn from the likeliest tokens only, or from all; its q row names as many."""
 Phase = Literal[
     "boot",
     "load",
@@ -69,6 +73,7 @@ class LaneSpec(Record, frozen=True):
     `prior`: file of what the target is known to write, for lookups; empty if there is none.
     `ranks`: processes that the lane is made of, each with a part of the model; the first speaks for all.
     `first_gpu`: the GPU that device `auto` means, counted from 0; other ranks take those after it.
+    `acceptance`, `q_rows`: by which rule drafts are judged; what a speculator draws from, and sends, for it.
     """
 
     lane: LaneName
@@ -85,6 +90,8 @@ class LaneSpec(Record, frozen=True):
     head: HeadSpec | None = None
     ranks: int = 1
     first_gpu: int = 0
+    acceptance: Acceptance = "coupled"
+    q_rows: QForm = "sparse"
 
 
 class Vocabulary(Record, frozen=True):
@@ -223,12 +230,25 @@ class Descriptor(Record, frozen=True):
 class HiddenRows(Record, frozen=True):
     """The target's hidden rows of `count` tokens from position `start` on: bfloat16, row after row.
 
-    The coordinator hands them from lane to lane and never looks inside.
+    They are in `data`, or where `at` says in an arena of the target. The coordinator hands them from lane to
+    lane and never looks inside.
     """
 
     start: int
     count: int
-    data: bytes
+    data: bytes = b""
+    at: Descriptor | None = None
+
+
+class QRow(Record, frozen=True):
+    """What a draft token was drawn from, exactly: ids, uint32, and their weights, float32, which need not sum
+    to 1. No ids: the weights are those of all tokens. Neither: the token was not drawn but looked up.
+
+    Numbers are in the machine's own byte order. See ipc.q_rows.
+    """
+
+    tokens: bytes
+    weights: bytes
 
 
 class DraftItem(Record, frozen=True):
@@ -250,6 +270,7 @@ class DraftedItem(Record, frozen=True):
 
     `worth`: so many of them are worth verifying, by the speculator's own confidence; None is all.
     `broken`: there will never be any, since what the lane computes for this sequence are no numbers.
+    `q`: what each of them was drawn from; empty if none was drawn, and always where acceptance is coupled.
     """
 
     seq: int
@@ -258,6 +279,7 @@ class DraftedItem(Record, frozen=True):
     tokens: list[int]
     broken: bool = False
     worth: int | None = None
+    q: list[QRow] = []
 
 
 class VerifyItem(Record, frozen=True):
@@ -265,6 +287,7 @@ class VerifyItem(Record, frozen=True):
 
     `rows_since`: first position whose hidden row is wanted, if it is run in this pass; None wants none.
     `prompt_since`: first position of the prompt whose log-probability is wanted; None wants none.
+    `q`: as in DraftedItem, of these draft tokens.
     """
 
     seq: int
@@ -274,6 +297,7 @@ class VerifyItem(Record, frozen=True):
     draft: list[int]
     rows_since: int | None = None
     prompt_since: int | None = None
+    q: list[QRow] = []
 
 
 class TokenLogprobs(Record, frozen=True):
@@ -337,6 +361,26 @@ class Allocate(Message, frozen=True):
     kv_tokens: int
 
 
+class Export(Message, frozen=True):
+    """Make an arena of this name, for `nbytes` bytes of tensors, so that the other lanes can read them."""
+
+    arena: str
+    transport: SharedTransport
+    nbytes: int
+
+
+class Import(Message, frozen=True):
+    """Open another lane's arena and prove that its memory is what is read; a memfd's file was sent before."""
+
+    export: ArenaExport
+
+
+class Unmap(Message, frozen=True):
+    """Let go of these arenas at once, your own and others'. No reply."""
+
+    arenas: list[str]
+
+
 class Open(Message, frozen=True):
     """Hold these sequences. No reply: a lane that cannot hold them fails at their first Draft or Verify."""
 
@@ -347,24 +391,29 @@ class Draft(Message, frozen=True):
     """To the speculator: propose tokens for these sequences. An item with k = 0 only brings it up to date.
 
     `budget`: guesses that the verification has room for, of all sequences together; None is any number.
+    `released`: what of this lane's arenas nobody reads any more.
     """
 
     order: int
     items: list[DraftItem]
     budget: int | None = None
+    released: list[SlotRef] = []
 
 
 class Verify(Message, frozen=True):
     """To the target: judge these drafts; an empty draft makes a plain one-token step.
 
     For histories that it has not run yet, at most `prefill` tokens are to be run now, in the order of items.
-    `taps`: after how many layers the hidden rows that items want are taken.
+    `taps`: after how many layers the hidden rows that items want are taken. `arena`: the lane's own that they
+    are to be put into; where it is empty or full, they go inline. `released`: as in Draft.
     """
 
     order: int
     items: list[VerifyItem]
     taps: tuple[int, ...] = ()
     prefill: int = 1 << 24
+    arena: str = ""
+    released: list[SlotRef] = []
 
 
 class Close(Message, frozen=True):
@@ -403,11 +452,28 @@ class PhaseReached(Message, frozen=True):
 class Loaded(Message, frozen=True):
     """Weights are there and attention is set up, on this device (an identity); the lane waits to profile.
 
+    `no_cuda_ipc`: why memory of that device cannot be shared with other lanes; empty if it can, so far.
     `peers`: devices of the lane's other ranks, in their order.
     """
 
     device_id: str
+    no_cuda_ipc: str = ""
     peers: tuple[str, ...] = ()
+
+
+class Exported(Message, frozen=True):
+    """Answer to Export: the arena, or why there is none. A memfd's file was sent before."""
+
+    arena: str
+    export: ArenaExport | None
+    reason: str = ""
+
+
+class Imported(Message, frozen=True):
+    """Answer to Import: what the exporter wrote is read, unless `reason` says why not."""
+
+    arena: str
+    reason: str = ""
 
 
 class Profiled(Message, frozen=True):
@@ -431,18 +497,20 @@ class Drafted(Message, frozen=True):
     """Answer to Draft; `busy_ns` is the time that the lane computed.
 
     `reused`: tokens whose keys and values it found, computed for other sequences, since its start.
+    `acks`: what it was handed in arenas and has read.
     """
 
     order: int
     items: list[DraftedItem]
     busy_ns: int
     reused: int = 0
+    acks: list[SlotRef] = []
 
 
 class Verified(Message, frozen=True):
     """Answer to Verify; `busy_ns` is the time that the lane computed.
 
-    `pending`: items whose histories are longer than there was time for. `reused`: as in Drafted.
+    `pending`: items whose histories are longer than there was time for. `reused`, `acks`: as in Drafted.
     """
 
     order: int
@@ -450,6 +518,7 @@ class Verified(Message, frozen=True):
     busy_ns: int
     pending: list[PendingItem] = []
     reused: int = 0
+    acks: list[SlotRef] = []
 
 
 class Progressed(Message, frozen=True):
@@ -467,5 +536,17 @@ class Failed(Message, frozen=True):
 
 FAILURE_KINDS = ("configuration", "load", "protocol", "memory", "numerics", "internal")
 
-Order = Configure | Profile | Allocate | Open | Draft | Verify | Close | Stop
-Fact = Greeted | PhaseReached | Loaded | Profiled | Ready | Drafted | Verified | Progressed | Failed
+Order = Configure | Profile | Allocate | Export | Import | Unmap | Open | Draft | Verify | Close | Stop
+Fact = (
+    Greeted
+    | PhaseReached
+    | Loaded
+    | Exported
+    | Imported
+    | Profiled
+    | Ready
+    | Drafted
+    | Verified
+    | Progressed
+    | Failed
+)

@@ -32,6 +32,7 @@ def main(argv: list[str] | None = None) -> int:
 
     from ipc.channel import Peer
     from ipc.errors import RANK_GONE_STATUS, RankGone
+    from ipc.lifeline import WorkerEnd
     from workers.followers import Place, find_first, identity
     from workers.session import Session
 
@@ -42,8 +43,8 @@ def main(argv: list[str] | None = None) -> int:
         except RankGone as error:
             print(error, file=sys.stderr)  # noqa: T201
             return RANK_GONE_STATUS
-    name = identity(args.lane, args.epoch, args.rank)
-    return Session(args.lane, args.epoch, Peer(args.endpoint, name), born, place).run()
+    peer = Peer(args.endpoint, identity(args.lane, args.epoch, args.rank))
+    return Session(args.lane, args.epoch, peer, born, WorkerEnd(args.death_fd), place).run()
 
 
 if __name__ == "__main__":

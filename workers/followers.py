@@ -15,7 +15,21 @@ from msgspec import structs
 from ipc.channel import HUB, Arrived, Garbled, Hub
 from ipc.errors import PeerGone, ProtocolError, RankGone
 from ipc.link import Link
-from ipc.messages import Configure, Failed, Greeted, Loaded, Profiled, Progressed, Ready, Stop, Verified
+from ipc.messages import (
+    Configure,
+    Export,
+    Failed,
+    Greeted,
+    Import,
+    Loaded,
+    Profiled,
+    Progressed,
+    Ready,
+    Stop,
+    Unmap,
+    Verified,
+    Verify,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,6 +60,21 @@ ALONE = Place()
 def identity(lane: LaneName, epoch: str, rank: int) -> str:
     """What a worker is called on the wire."""
     return f"{lane}/{epoch}/{rank}" if rank else f"{lane}/{epoch}"
+
+
+def _as_told(order: Order) -> Order | None:
+    """What followers are told of an order, if anything: they judge nothing and share no memory with lanes."""
+    match order:
+        case Stop():
+            return None  # they end with this process; none may be gone before the order at hand is answered
+        case Export() | Import() | Unmap():
+            return None
+        case Configure():
+            return structs.replace(order, spec=structs.replace(order.spec, acceptance="coupled"))
+        case Verify():
+            items = [structs.replace(item, q=[]) if item.q else item for item in order.items]
+            return structs.replace(order, items=items, arena="", released=[])
+    return order
 
 
 def find_first(directory: Path) -> str:
@@ -87,8 +116,10 @@ class Followers:
 
     def tell(self, order: Order) -> None:
         """Pass an order on. Raises RankGone if a follower takes none, RankFailed if it said why."""
-        if isinstance(order, Stop):
-            return  # they end with this process; none may be gone before the order at hand is answered
+        told = _as_told(order)
+        if told is None:
+            return
+        order = told
         for name, follower in self._followers.items():
             if isinstance(order, Configure):
                 self._answer(follower, Greeted)

@@ -146,7 +146,8 @@ def _run(
     seconds = time.perf_counter() - began
     lanes.end()
     stats = llm.coordinator.stats
-    return Run(stream.completion, seconds, first or seconds, lanes.as_dicts(), stats, llm.coordinator.stale)
+    stale, transport = llm.coordinator.stale, llm.coordinator.transport
+    return Run(stream.completion, seconds, first or seconds, lanes.as_dicts(), stats, stale, transport)
 
 
 def _run_together(
@@ -176,7 +177,8 @@ def _run_together(
     seconds = time.perf_counter() - began
     lanes.end()
     completions = [stream.completion for stream in streams]
-    return Batch(completions, seconds, lanes.as_dicts(), llm.coordinator.stats, llm.coordinator.stale)
+    stats, stale, transport = llm.coordinator.stats, llm.coordinator.stale, llm.coordinator.transport
+    return Batch(completions, seconds, lanes.as_dicts(), stats, stale, transport)
 
 
 def _first_line(text: str) -> str:

@@ -82,10 +82,14 @@ class ModelOptions:
     speculator_cores: o.SpeculatorCores = None
     lanes: o.Lanes = "process"
     target_ranks: o.TargetRanks = None
+    transport: o.Transport = "auto"
+    require_cuda_ipc: o.RequireCudaIpc = False
     max_model_len: o.MaxModelLen = None
     memory_budget: o.MemoryBudget = None
     kv_tokens: o.KvTokens = None
     max_verify_tokens: o.MaxVerifyTokens = None
+    acceptance: o.Acceptance = "coupled"
+    q_rows: o.QRows = "sparse"
     threads: o.Threads = None
     cache_dir: o.CacheDir = None
     load_timeout: o.LoadTimeout = None
@@ -120,9 +124,12 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOptions(ModelOptions):
-    """The same for a command that means processes: it kills them, or asks what they take."""
+    """The same for a command that means processes: it kills them, and texts stay the same, or asks what they
+    take."""
 
     lanes: str = field(init=False, default="process")
+    acceptance: str = field(init=False, default="coupled")
+    q_rows: str = field(init=False, default="sparse")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,8 +208,9 @@ class SamplingOptions:
 
 _CONFIG = (
     *("target", "speculator", "engine", "dtype", "device", "lanes", "num_speculative_tokens"),
-    *("max_model_len", "kv_tokens", "max_verify_tokens", "threads", "cache_dir"),
-    *("target_device", "speculator_device", "target_cores", "speculator_cores", "target_ranks"),
+    *("max_model_len", "kv_tokens", "max_verify_tokens", "threads", "cache_dir", "acceptance", "q_rows"),
+    *("target_device", "speculator_device", "target_cores", "speculator_cores"),
+    *("transport", "require_cuda_ipc", "target_ranks"),
 )
 """Options that are fields of the Config as they are."""
 _TIMEOUTS = {name: f"{name}_timeout" for name in ("load", "draft", "verify", "hang", "stop")}

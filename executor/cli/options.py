@@ -64,6 +64,13 @@ TargetRanks = Annotated[
     int | None,
     _model("N", "Processes that share the target model, each with a part of it: tensor parallelism.", "1"),
 ]
+Transport = Annotated[
+    str,
+    _model("auto|cuda_ipc|memfd|inline", "How tensors go from lane to lane; auto is the first that works."),
+]
+RequireCudaIpc = Annotated[
+    bool, _flag("Model", "--require-cuda-ipc", "Rather fail than have tensors go another way.")
+]
 MaxModelLen = Annotated[
     int | None, _model("N", "Longest sequence in tokens, prompt included.", "the target's")
 ]
@@ -75,6 +82,16 @@ MemoryBudget = Annotated[
 ]
 KvTokens = Annotated[
     int | None, _model("N", "Tokens that each lane's KV holds at most.", "all that are of use and fit")
+]
+Acceptance = Annotated[
+    str,
+    _model(
+        "coupled|rejection|block",
+        "How drafts are judged: the same text whatever drafts, or longer drafts of the same distribution.",
+    ),
+]
+QRows = Annotated[
+    str, _model("sparse|full", "What drafts are drawn from unless coupled: the likeliest 64 tokens, or all.")
 ]
 MaxVerifyTokens = Annotated[
     int | None, _model("N", "Tokens that one verification of all sequences takes.", "one pass of the target")

@@ -10,7 +10,12 @@ import time
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from executor.request import Acceptance
@@ -223,6 +228,15 @@ class _State:
             for name, (text, of) in table.items():
                 metric = family(f"speclane_{name}", text, labels=("lane",))
                 yield _labelled(metric, {lane.name: float(of(lane)) for lane in lanes})
+        info = InfoMetricFamily("speclane_transport", "How tensors go from lane to lane.")
+        info.add_metric((), coordinator.transport._asdict())
+        yield info
+        yield _labelled(
+            GaugeMetricFamily(
+                "speclane_slots", "Of shared tensor memory, by who needs them.", labels=("state",)
+            ),
+            {state: float(count) for state, count in coordinator.slots.items()},
+        )
         times = coordinator.lane_times
         bubbles = CounterMetricFamily(
             "speclane_lane_bubble_seconds", "Rounds ran, and it had nothing to do.", labels=("lane",)

@@ -257,6 +257,13 @@ def test_metrics_are_what_prometheus_reads(toys):
     assert values[f"{prefix}_draft_tokens_total", None] >= values[f"{prefix}_accepted_tokens_total", None]
     assert values[f"{prefix}_drafts_total", None] > 0
     assert values["vllm:num_requests_running", None] == values["vllm:num_requests_waiting", None] == 0
+    (transport,) = families["speclane_transport_info"].samples
+    assert (transport.name, transport.labels) == ("speclane_transport_info", {"name": "none", "reason": ""})
+    assert {sample.labels["state"]: sample.value for sample in families["speclane_slots"].samples} == {
+        "kept": 0,
+        "lent": 0,
+        "quarantined": 0,
+    }
     for lane in ("target", "speculator"):
         assert values["speclane_lane_up", lane] == 1
         assert values["speclane_lane_progress_age_seconds", lane] >= 0

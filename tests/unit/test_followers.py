@@ -24,11 +24,15 @@ from ipc.messages import (
     Profiled,
     Progressed,
     Ready,
+    SlotRef,
     Stop,
+    Unmap,
     Verified,
     Verify,
+    VerifyItem,
     Vocabulary,
 )
+from ipc.q_rows import LOOKED_UP
 from workers import followers as module
 from workers.followers import Followers, Place, RankFailed, find_first, identity
 
@@ -63,7 +67,7 @@ class Ranks:
         self.say(*[Greeted(EPOCH, WIRE_VERSION, "target", pid) for pid in (1, 2)])
         self.first.tell(Configure(EPOCH, SPEC))
         self.say(Loaded(EPOCH, "cuda:1"), Loaded(EPOCH, "cuda:2"))
-        assert self.first.join(Loaded(EPOCH, "cuda:0")) == Loaded(EPOCH, "cuda:0", ("cuda:1", "cuda:2"))
+        assert self.first.join(Loaded(EPOCH, "cuda:0")) == Loaded(EPOCH, "cuda:0", peers=("cuda:1", "cuda:2"))
         self.first.tell(Profile(EPOCH))
         other = structs.replace(PROFILE, weights=9)
         self.say(Profiled(EPOCH, PROFILE), Profiled(EPOCH, other))
@@ -104,6 +108,14 @@ def test_stop_is_the_first_rank_s_alone(ranks: Ranks):
     order = Verify(EPOCH, 1, [])
     ranks.first.tell(order)
     assert ranks.hear() == [order, order]
+
+
+def test_followers_judge_nothing_and_share_no_memory(ranks: Ranks):
+    ranks.serve()
+    ranks.first.tell(Unmap(EPOCH, ["a"]))
+    item = VerifyItem(1, 0, 3, [], [5], q=[LOOKED_UP])
+    ranks.first.tell(Verify(EPOCH, 1, [item], arena="a", released=[SlotRef("a", 0, 1)]))
+    assert ranks.hear() == [Verify(EPOCH, 1, [structs.replace(item, q=[])])] * 2
 
 
 def test_another_order_s_answer_is_an_error(ranks: Ranks):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ipc.messages import MemoryProfile, SamplingSpec, Vocabulary
+    from workers.distribution import Distribution
     from workers.row_edit import RowEdit
 
 
@@ -135,6 +136,10 @@ class Engine(Served, Protocol, Generic[R]):
 
     def sample(self, rows: R, draws: Sequence[Draw]) -> list[Sample]:
         """One sample per row; a pure function of the row and its draw, whatever stands beside it."""
+        ...
+
+    def distribution(self, rows: R, index: int, draw: Draw) -> Distribution:
+        """What `sample` samples one of the rows from, at a temperature that is not greedy."""
         ...
 
     def scores(self, rows: R, tokens: Sequence[int], alternatives: int) -> list[Score]:

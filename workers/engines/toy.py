@@ -16,12 +16,13 @@ from ipc.toy import ToyParameters
 from workers import noise
 from workers.engines.engine import Sample
 from workers.engines.weightless import Weightless
-from workers.pure_sampler import GREEDY_BELOW, sample_row, score
+from workers.pure_sampler import GREEDY_BELOW, distribution, sample_row, score
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ipc.messages import LaneSpec
+    from workers.distribution import Distribution
     from workers.engines.engine import Draw, Score, Window
 
 FAVOURITE_LOGIT = 4.0
@@ -136,6 +137,9 @@ class ToyEngine(Weightless):
             else:
                 samples.append(sample_row(self.model.logits(state), draw))
         return samples
+
+    def distribution(self, rows: Sequence[int], index: int, draw: Draw) -> Distribution:
+        return distribution(self.model.logits(rows[index]), draw)
 
     def scores(self, rows: Sequence[int], tokens: Sequence[int], alternatives: int) -> list[Score]:
         return [

@@ -3,10 +3,12 @@
 A lookup costs microseconds and a step of the head milliseconds. So the head is left out of a draft from where
 a lookup is nearly sure, and where the target is not likely to get to; otherwise the guess that is more likely
 right is taken. The head guesses with the target's own noise, so coupled acceptance works at any temperature.
+Where guesses are to be drawn, all of this is decided before the head's token is: by its row alone.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,7 +25,7 @@ from workers.speculators.head import Context, Entry, Head
 from workers.speculators.history import TOKEN_BYTES
 from workers.speculators.lookup import Lookup, first_estimate
 from workers.speculators.prior import Prior
-from workers.speculators.proposals import Draft, Judge, Proposal
+from workers.speculators.proposals import NOT_DRAWN, Draft, Judge, Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -44,11 +46,15 @@ of a target step, and a token is worth about half of one."""
 
 
 class HeadGuess(NamedTuple):
-    """Kind of a head's guess: its place in the draft, its probability in tenths, how the target samples."""
+    """Kind of a head's guess: its place in the draft, its probability in tenths, how the target samples.
+
+    Of a guess that is drawn only if it is taken, the probability is that of the likeliest token.
+    """
 
     step: int
     tenths: int
     greedy: bool
+    drawn: bool = False
 
 
 @dataclass(slots=True)
@@ -68,6 +74,7 @@ class _Chain:
         tokens = ask.sequence.tokens
         self.sequence = ask.sequence
         self.draft = Draft(ask.k)
+        self.drawn_from = ask.drawn_from
         self.path = path
         self.context = held.context
         # The row of the last token but one and the last token: the target has not run that one yet.
@@ -85,12 +92,22 @@ class _Chain:
     def go(self, proposals: list[Proposal], row: Tensor | None) -> None:
         """Take the best; `row` is what the head goes on from, if it was asked."""
         self.row = row
-        token = self.draft.add(proposals)
+        token = self.draft.add(proposals, self._settle)
         self.ended = token is None or self.draft.full
         if token is not None:
             self.token = token
             if self.path is not None:
                 self.path.go(token)
+
+    def _settle(self, proposal: Proposal) -> Proposal:
+        """Draw the token of what is taken, if it was not looked up; and say so."""
+        if self.drawn_from is None:
+            return proposal
+        if proposal.q is None:
+            self.drawn_from.look_up()
+            return proposal
+        token = self.drawn_from.draw(proposal.q, self.sequence, len(self.draft.tokens))
+        return proposal._replace(token=token)
 
     @property
     def entry(self) -> Entry:
@@ -174,7 +191,7 @@ class CascadeSpeculator:
     def warm_up(self) -> None:
         """A window of rows, then steps of one and of two sequences."""
         head = self._head
-        rows = head.fuse(bytes(head.row_bytes * head.window))
+        rows = head.fuse(torch.zeros(head.window, head.row_bytes // 2, dtype=torch.bfloat16))
         contexts = [head.context(), head.context()]
         for context in contexts:
             head.absorb(rows, [0] * len(rows), 0, context)
@@ -216,8 +233,8 @@ class CascadeSpeculator:
         sequence = ask.sequence
         self._judge.learn(sequence)
         held = self._held[sequence.seq]
-        for part in ask.rows:
-            self._absorb(sequence, held, part.start, self._head.fuse(part.data))
+        for start, rows in ask.rows:
+            self._absorb(sequence, held, start, self._head.fuse(rows))
         path = self._lookup.path(sequence) if self._lookup is not None else None
         return _Chain(ask, held, path)
 
@@ -254,15 +271,23 @@ class CascadeSpeculator:
         guesses: list[list[Proposal]] = []
         for row, total, chain in zip(full, totals, chains, strict=True):
             try:
-                (sample,) = self._sampler.sample(row[None], [chain.draw])
+                guesses.append([self._guess(row, float(total), chain)])
             except FloatingPointError:  # the rows were no numbers: whoever made them has to say so
                 guesses.append([])
-                continue
-            tenths = int(10 * float((row[sample.token] - total).exp()))
-            greedy = chain.sequence.sampling.temperature < GREEDY_BELOW
-            kind = HeadGuess(min(2, len(chain.draft.tokens)), min(9, tenths), greedy)
-            guesses.append([Proposal(sample.token, self._calibration.expected(kind), kind)])
         return guesses
+
+    def _guess(self, row: Tensor, total: float, chain: _Chain) -> Proposal:
+        """`total`: logarithm of the row's mass."""
+        step = min(2, len(chain.draft.tokens))
+        if chain.drawn_from is not None:
+            q = chain.drawn_from.q(self._sampler.distribution(row, chain.draw))
+            kind = HeadGuess(step, min(9, int(10 * q.best)), greedy=False, drawn=True)
+            return Proposal(NOT_DRAWN, self._calibration.expected(kind), kind, q)
+        (sample,) = self._sampler.sample(row[None], [chain.draw])
+        tenths = int(10 * math.exp(float(row[sample.token]) - total))
+        greedy = chain.sequence.sampling.temperature < GREEDY_BELOW
+        kind = HeadGuess(step, min(9, tenths), greedy)
+        return Proposal(sample.token, self._calibration.expected(kind), kind)
 
 
 def _first_estimate(kind: Hashable) -> float:
