@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from executor import shipped
 from executor.errors import InvalidConfig
 from executor.safetensors_file import metadata
-from ipc.messages import HeadSpec
+from ipc.messages import LAST_NORM, HeadSpec
 
 if TYPE_CHECKING:
     from ipc.messages import LaneSpec, Vocabulary
@@ -36,7 +36,7 @@ def head_spec(speculator: str, target: LaneSpec, vocabulary: Vocabulary, field: 
         )
     try:
         header = metadata(Path(file))
-        taps = tuple(int(tap) for tap in header["taps"].split(","))
+        taps = (*(int(tap) for tap in header["taps"].split(",")), LAST_NORM)
         window, hidden = int(header["window"]), int(header["hidden_size"])
         made_for = header["vocabulary"]
     except (OSError, ValueError, KeyError) as error:

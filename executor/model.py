@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import msgspec
 
-from executor import checkpoint, heads, models, shipped, toy_text
+from executor import checkpoint, eagle3, heads, models, shipped, toy_text
 from executor.detokenizer import Detokenizer, token_bytes
 from executor.errors import InvalidConfig, InvalidRequest
+from executor.models import DEFAULT_TARGET
 from executor.tokenizer import Tokenizer
 from ipc import vocabulary
 from ipc.messages import LaneSpec, Vocabulary
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from executor.config import Config
     from executor.text import Detokenizes
-    from ipc.messages import LaneEngine, LaneName
+    from ipc.messages import HeadSpec, LaneEngine, LaneName
 _NO_MODEL = ("suffix", "cascade", "eagle", "ngram", "off")
 """Speculators that have no checkpoint."""
 
@@ -202,7 +203,12 @@ def speculator_spec(
         return _head(config, target, field)
     if config.engine == "toy":
         return _toy_speculator(config, target, field)
-    draft = _checkpoint(config, config.speculator, field, progress, also=_NO_MODEL)
+    draft = _found(config, config.speculator, field, progress, also=_NO_MODEL)
+    if eagle3.is_head(draft, field):
+        settings = checkpoint.read_object(Path(target.model) / "config.json", field)
+        return _with_head(config, target, eagle3.head_spec(draft, target, settings, field), "cascade")
+    if config.engine == "native":
+        checkpoint.check_native(draft, field)
     try:
         vocabulary.check_same(Path(target.model), draft)
     except (vocabulary.VocabularyMismatch, ValueError, OSError) as error:
@@ -218,9 +224,12 @@ def _head(config: Config, target: LaneSpec, field: str) -> LaneSpec:
     """
     vocabulary_ = vocabulary.read(Path(target.model)) if config.engine != "toy" else Vocabulary(0, "")
     head = heads.head_spec(config.speculator, target, vocabulary_, field)
-    engine: LaneEngine = "eagle" if config.speculator == "eagle" else "cascade"
+    return _with_head(config, target, head, "eagle" if config.speculator == "eagle" else "cascade")
+
+
+def _with_head(config: Config, target: LaneSpec, head: HeadSpec, engine: LaneEngine) -> LaneSpec:
     lane = _spec(config, "speculator", engine, target.model, target.max_model_len)
-    prior = shipped.prior(vocabulary_.fingerprint) if engine == "cascade" else ""
+    prior = _prior(config, target) if engine == "cascade" else ""
     return msgspec.structs.replace(lane, head=head, prior=prior)
 
 
@@ -231,14 +240,20 @@ def _prior(config: Config, target: LaneSpec) -> str:
     return shipped.prior(vocabulary.read(Path(target.model)).fingerprint)
 
 
-def _checkpoint(
-    config: Config, name: str, field: str, progress: Callable[[str], None], *, also: Sequence[str] = ()
-) -> Path:
+def _checkpoint(config: Config, name: str, field: str, progress: Callable[[str], None]) -> Path:
     """The directory of a model that the engine can run, as far as can be seen without its weights."""
-    found = models.resolve(name, field=field, also=also, cache_dir=config.cache_dir, progress=progress)
+    found = _found(config, name, field, progress)
+    if eagle3.is_head(found, field):
+        raise InvalidConfig(field, f"{field} {found} is a drafting head and no model; try {DEFAULT_TARGET}")
     if config.engine == "native":
         checkpoint.check_native(found, field)
     return found
+
+
+def _found(
+    config: Config, name: str, field: str, progress: Callable[[str], None], *, also: Sequence[str] = ()
+) -> Path:
+    return models.resolve(name, field=field, also=also, cache_dir=config.cache_dir, progress=progress)
 
 
 def _lanes(target: LaneSpec, speculator: LaneSpec | None) -> list[LaneSpec]:

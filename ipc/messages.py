@@ -51,11 +51,16 @@ class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 # ---------------------------------------------------------------- records
 
 
+LAST_NORM = 0
+"""As a part of a hidden row: the last layer's, normed, as the output layer reads it."""
+
+
 class HeadSpec(Record, frozen=True):
     """A drafting head that reads the target's hidden rows. `file`: its weights.
 
-    `taps`: after how many layers of the target the parts of a row are taken; the last norm's is always the
-    last part. `row_bytes`: size of one row. `window`: how many of the latest positions' rows it needs.
+    `taps`: after how many layers of the target the parts of a row are taken; LAST_NORM is what the last norm
+    makes of the last layer's. `row_bytes`: size of one row. `window`: how many of the latest positions' rows
+    it needs.
     """
 
     file: str

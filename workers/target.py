@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from ipc.errors import ProtocolError
-from ipc.messages import PendingItem, TokenLogprobs, VerifiedItem
+from ipc.messages import LAST_NORM, PendingItem, TokenLogprobs, VerifiedItem
 from workers.engines.tap import Tap, Tapped
 from workers.judging import Judging
 from workers.lane import SequenceTable
@@ -94,7 +94,7 @@ class TargetLane:
             return engine.forward(windows)
         if not isinstance(engine, Tapped):
             raise ProtocolError("this engine shows no hidden rows; use native for speculators that read them")
-        if not all(0 < layer <= engine.layers for layer in tap.layers):
+        if not all(LAST_NORM <= layer <= engine.layers for layer in tap.layers):
             raise ProtocolError(f"hidden rows after layers {list(tap.layers)} of {engine.layers}")
         return engine.forward(windows, tap)
 
