@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from executor.errors import SpeclaneError
     from executor.placement import Placement
     from ipc.channel import Event
-    from ipc.messages import Fact, LaneName, LaneSpec, Order
+    from ipc.messages import Fact, HiddenRows, LaneName, LaneSpec, Order, QRow
 
 log = logging.getLogger("speclane")
 
@@ -372,10 +372,13 @@ class Lanes:
         """Whether the reply is of use or not, what it says of shared memory is so."""
         leases = self.transport.leases
         leases.acked(fact.acks, lane.epoch)
+        parts: list[Sequence[HiddenRows] | Sequence[QRow]]
         if isinstance(fact, Verified):
-            parts = [item.rows for item in fact.items] + [item.rows for item in fact.pending]
-            refs = [part.at.ref for rows in parts for part in rows if part.at is not None]
-            leases.published(refs, time.monotonic())
+            parts = [*(item.rows for item in fact.items), *(item.rows for item in fact.pending)]
+        else:
+            parts = [item.q for item in fact.items]
+        refs = [part.at.ref for rows in parts for part in rows if part.at is not None]
+        leases.published(refs, time.monotonic())
 
     def _tell_stop(self, lane: Lane) -> None:
         self._post(lane, Stop(lane.epoch))

@@ -19,7 +19,7 @@ from executor.detokenizer import Detokenizer, token_bytes
 from executor.errors import InvalidConfig, InvalidRequest
 from executor.models import DEFAULT_TARGET
 from executor.tokenizer import Tokenizer
-from ipc import vocabulary
+from ipc import q_rows, vocabulary
 from ipc.messages import LaneSpec, Vocabulary
 from ipc.toy import ToyParameters
 
@@ -214,7 +214,8 @@ def speculator_spec(
     except (vocabulary.VocabularyMismatch, ValueError, OSError) as error:
         raise InvalidConfig(field, str(error)) from error
     draft_len = min(target.max_model_len, checkpoint.context(draft, field))
-    return _spec(config, "speculator", config.engine, str(draft), draft_len)
+    lane = _spec(config, "speculator", config.engine, str(draft), draft_len)
+    return _with_q_arena(lane, vocabulary.read(draft).size)
 
 
 def _head(config: Config, target: LaneSpec, field: str) -> LaneSpec:
@@ -230,7 +231,8 @@ def _head(config: Config, target: LaneSpec, field: str) -> LaneSpec:
 def _with_head(config: Config, target: LaneSpec, head: HeadSpec, engine: LaneEngine) -> LaneSpec:
     lane = _spec(config, "speculator", engine, target.model, target.max_model_len)
     prior = _prior(config, target) if engine == "cascade" else ""
-    return msgspec.structs.replace(lane, head=head, prior=prior)
+    size = vocabulary.read(Path(target.model)).size
+    return _with_q_arena(msgspec.structs.replace(lane, head=head, prior=prior), size)
 
 
 def _prior(config: Config, target: LaneSpec) -> str:
@@ -328,7 +330,17 @@ def _toy_speculator(config: Config, target: LaneSpec, field: str) -> LaneSpec:
             f"vocabularies differ: target {size} tokens, speculator {toy.vocabulary}; "
             f"try {replace(toy, vocabulary=size)}",
         )
-    return _spec(config, "speculator", "toy", config.speculator, min(target.max_model_len, toy.context))
+    lane = _spec(config, "speculator", "toy", config.speculator, min(target.max_model_len, toy.context))
+    return _with_q_arena(lane, size)
+
+
+def _with_q_arena(lane: LaneSpec, vocabulary_size: int) -> LaneSpec:
+    """With room in an arena for the full q rows of two orders, if it sends any and they are worth one."""
+    row = q_rows.row_bytes(vocabulary_size)
+    if lane.acceptance == "coupled" or lane.q_rows != "full" or row < q_rows.ARENA_ROW_BYTES:
+        return lane
+    rows = 2 * lane.max_sequences * lane.num_speculative_tokens
+    return msgspec.structs.replace(lane, q_arena=rows * (row + 256))
 
 
 def _toy(text: str, field: str, works: str) -> ToyParameters:

@@ -69,7 +69,7 @@ class Verifying:
                 VerifyItem(
                     *(request.seq, request.gen, len(request.tokens), since, draft, rows_since),
                     prompt_since=prompt_scores.wanted_since(request),
-                    q=q,
+                    q=dialogue.q_rows(self._lanes, target, q) if q else q,
                 )
             )
         taps = head.taps if head is not None else ()

@@ -79,6 +79,7 @@ class LaneSpec(Record, frozen=True):
     `ranks`: processes that the lane is made of, each with a part of the model; the first speaks for all.
     `first_gpu`: the GPU that device `auto` means, counted from 0; other ranks take those after it.
     `acceptance`, `q_rows`: by which rule drafts are judged; what a speculator draws from, and sends, for it.
+    `q_arena`: bytes of an arena that it is to send rows by; 0: they go inline.
     """
 
     lane: LaneName
@@ -97,6 +98,7 @@ class LaneSpec(Record, frozen=True):
     first_gpu: int = 0
     acceptance: Acceptance = "coupled"
     q_rows: QForm = "sparse"
+    q_arena: int = 0
 
 
 class Vocabulary(Record, frozen=True):
@@ -249,11 +251,13 @@ class QRow(Record, frozen=True):
     """What a draft token was drawn from, exactly: ids, uint32, and their weights, float32, which need not sum
     to 1. No ids: the weights are those of all tokens. Neither: the token was not drawn but looked up.
 
-    Numbers are in the machine's own byte order. See ipc.q_rows.
+    All tokens' weights may also be where `at` says, in an arena of the speculator. Numbers are in the
+    machine's own byte order. See ipc.q_rows.
     """
 
     tokens: bytes
     weights: bytes
+    at: Descriptor | None = None
 
 
 class DraftItem(Record, frozen=True):
@@ -396,13 +400,15 @@ class Draft(Message, frozen=True):
     """To the speculator: propose tokens for these sequences. An item with k = 0 only brings it up to date.
 
     `budget`: guesses that the verification has room for, of all sequences together; None is any number.
-    `released`: what of this lane's arenas nobody reads any more.
+    `released`: what of this lane's arenas nobody reads any more. `arena`: the lane's own that large q rows
+    are to be put into; where it is empty or full, they go inline.
     """
 
     order: int
     items: list[DraftItem]
     budget: int | None = None
     released: list[SlotRef] = []
+    arena: str = ""
 
 
 class Verify(Message, frozen=True):

@@ -53,8 +53,8 @@ class TableHead:
     def context(self) -> TableContext:
         return TableContext()
 
-    def fuse(self, data: bytes) -> torch.Tensor:
-        return torch.zeros(len(data) // self.row_bytes, 1)
+    def fuse(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(rows), 1)
 
     def absorb(self, *_: Any) -> None: ...
 

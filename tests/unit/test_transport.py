@@ -275,6 +275,30 @@ def test_lanes_that_take_no_orders_get_none(bench):
     assert here.posted == []
 
 
+def test_who_cannot_be_told_of_a_death_dies_of_it_meanwhile(bench):
+    """Its own arenas go, too, and nobody stumbles over the one that is gone already."""
+    here = bench(obstacle=ON_A_CPU)
+    target, speculator = here.both()
+    spare = here.load(here.lane("target"))
+    here.export_all()
+    here.import_all()
+    ours = here.transport.arena_for(target, speculator)
+
+    def post(lane, order):
+        here.posted.append((lane, order))
+        if lane is speculator and lane in here.lanes:
+            here.end(lane)
+
+    here.transport._post = post
+    here.end(target)
+    assert here.lanes == [spare]
+    assert not here.transport.leases.knows(ours)
+    told = [(lane, order.arenas[0].partition("/")[0]) for lane, order in here.orders(Unmap)]
+    assert sorted(told, key=str) == sorted(
+        [(speculator, target.epoch), (spare, speculator.epoch), (spare, target.epoch)], key=str
+    )
+
+
 def test_a_dead_borrowers_slots_are_free(bench):
     here = bench(obstacle=ON_A_CPU)
     target, speculator = here.both()
