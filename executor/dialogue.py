@@ -44,7 +44,7 @@ def rows(lanes: Lanes, lane: Lane, request: Request, room: int) -> list[HiddenRo
 
     What lies in memory that it does not reach is left out, and costs drafts.
     """
-    if lane.spec.head is None:
+    if lane.head is None:
         return []
     parts = request.rows.since(lane.told_rows.get(request.seq, 0))
     if sum(len(part.data) for part in parts) > room:

@@ -15,7 +15,17 @@ from ipc.table import Table
 if TYPE_CHECKING:
     from executor.admission import KvRoom
     from executor.worker import Worker
-    from ipc.messages import Drafted, LaneName, LaneSpec, MemoryProfile, Ready, Verified
+    from ipc.messages import (
+        Drafted,
+        HeadSpec,
+        LaneEngine,
+        LaneName,
+        LaneSpec,
+        MemoryProfile,
+        Offer,
+        Ready,
+        Verified,
+    )
 
 
 class LaneState(StrEnum):
@@ -74,6 +84,8 @@ class Lane:
         """The devices that its ranks run on, once it has loaded."""
         self.profiles: tuple[MemoryProfile, ...] = ()
         """Of each rank, once it has profiled."""
+        self.serves: Offer | None = None
+        """What drafts, where only a server knows that."""
         self.room: KvRoom | None = None
         """What it holds, once that is planned."""
         self.ready: Ready | None = None
@@ -100,6 +112,16 @@ class Lane:
         self.asked_at = 0.0
         self.answered_at = 0.0
         self.heard_at = 0.0
+
+    @property
+    def engine(self) -> LaneEngine:
+        """What it runs, wherever."""
+        return self.spec.engine if self.serves is None else self.serves.engine
+
+    @property
+    def head(self) -> HeadSpec | None:
+        """The drafting head that it runs, if it does."""
+        return self.spec.head if self.serves is None else self.serves.head
 
     @property
     def serving(self) -> bool:

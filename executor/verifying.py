@@ -52,7 +52,7 @@ class Verifying:
             return None  # it died while the others drafted
         items = []
         reader = self._lanes.speculator
-        head = reader.spec.head if reader is not None else None
+        head = reader.head if reader is not None else None
         room = ORDER_BYTES
         transport = self._lanes.transport
         arena = transport.arena_for(target, reader) if head is not None else ""

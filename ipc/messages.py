@@ -18,7 +18,7 @@ LaneName = Literal["target", "speculator"]
 SharedTransport = Literal["memfd", "cuda_ipc"]
 """How tensors go from lane to lane without being copied; else they go inline, within messages."""
 TensorDtype = Literal["bf16", "fp16", "fp32", "fp64", "int32", "int64", "uint8"]
-LaneEngine = Literal["native", "hf", "toy", "ngram", "suffix", "eagle", "cascade"]
+LaneEngine = Literal["native", "hf", "toy", "ngram", "suffix", "eagle", "cascade", "remote"]
 Acceptance = Literal["coupled", "rejection", "block"]
 """By which rule draft tokens stand; see workers.acceptance and workers.rejection."""
 QForm = Literal["sparse", "full"]
@@ -71,7 +71,8 @@ class HeadSpec(Record, frozen=True):
 
 class LaneSpec(Record, frozen=True):
     """What a worker must become. `model` is a checkpoint directory, or the parameters of a toy; of a drafting
-    head it is the target's checkpoint, whose embedding and output rows the head uses.
+    head it is the target's checkpoint, whose embedding and output rows the head uses; of a `remote`
+    speculator the addresses of its servers, with commas: the first that serves takes the lane.
 
     Lengths in tokens: `max_model_len` of the longest sequence, `num_speculative_tokens` of the longest draft.
     `reuse_prefixes`: whether keys and values that were computed for one sequence serve others.
@@ -99,6 +100,17 @@ class LaneSpec(Record, frozen=True):
     acceptance: Acceptance = "coupled"
     q_rows: QForm = "sparse"
     q_arena: int = 0
+
+
+class Offer(Record, frozen=True):
+    """What a speculator server drafts with, which an executor does not know before it is attached.
+
+    `name`: how people call it. `head`: what it wants to read of the target; its file is the server's own.
+    """
+
+    engine: LaneEngine
+    name: str
+    head: HeadSpec | None = None
 
 
 class Vocabulary(Record, frozen=True):
@@ -354,6 +366,16 @@ class VerifiedItem(Record, frozen=True):
 # ---------------------------------------------------------------- orders: coordinator → worker
 
 
+class Attach(Message, frozen=True):
+    """To a speculator server, before all else: be this executor's speculator, under this epoch.
+
+    `client`: who asks, for the server's log; who may ask is a matter of keys.
+    """
+
+    wire_version: int
+    client: str
+
+
 class Configure(Message, frozen=True):
     """First order, in answer to Greeted: load this lane and serve."""
 
@@ -465,11 +487,13 @@ class Loaded(Message, frozen=True):
 
     `no_cuda_ipc`: why memory of that device cannot be shared with other lanes; empty if it can, so far.
     `peers`: devices of the lane's other ranks, in their order.
+    `serves`: what a speculator server drafts with; None from a lane that was told what to become.
     """
 
     device_id: str
     no_cuda_ipc: str = ""
     peers: tuple[str, ...] = ()
+    serves: Offer | None = None
 
 
 class Exported(Message, frozen=True):
@@ -547,7 +571,9 @@ class Failed(Message, frozen=True):
 
 FAILURE_KINDS = ("configuration", "load", "protocol", "memory", "numerics", "internal")
 
-Order = Configure | Profile | Allocate | Export | Import | Unmap | Open | Draft | Verify | Close | Stop
+Order = (
+    Attach | Configure | Profile | Allocate | Export | Import | Unmap | Open | Draft | Verify | Close | Stop
+)
 Fact = (
     Greeted
     | PhaseReached
