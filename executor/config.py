@@ -13,6 +13,7 @@ from executor.errors import InvalidConfig
 from executor.models import DEFAULT_TARGET
 from executor.placement import Placement, placement
 from executor.restart import RestartPolicy
+from executor.setting import MAX_HYPOTHESES, Mode, Setting, fixed
 from executor.transport import TransportName, TransportPolicy
 from ipc.messages import Acceptance, LaneName, QForm
 from ipc.toy import ToyParameters
@@ -119,6 +120,11 @@ class Config:
     target_ranks: processes that share the target model, each with a part of its weights and KV: as many GPUs,
         or tensor parallelism on the CPU. Only with engine native; a toy's ranks have no parts to share.
     num_speculative_tokens: longest draft, K.
+    mode: `sequential`: a draft is made, then verified; `ahead`: while it is verified, the next one is made
+    for
+        the likeliest verdict; `outcomes`: for many.
+    hypotheses: for how many verdicts, N; None is what the mode stands for: 0, 1 or 2 · (K + 1).
+    ubatches: 2: sequences are drafted for and verified in two parts that take turns; 1 or None: all at once.
     acceptance: how drafts are judged above temperature 0. `coupled`: the text is a function of prompt,
         sampling and seed, whatever drafts. `rejection` keeps more of a draft, `block` (block verification)
         at least as much; the text is then distributed as the target's own, but hangs on the drafts, too.
@@ -155,6 +161,9 @@ class Config:
     lanes: Hosting = "process"
     target_ranks: int = 1
     num_speculative_tokens: int = 5
+    mode: Mode = "sequential"
+    hypotheses: int | None = None
+    ubatches: int | None = None
     acceptance: Acceptance = "coupled"
     q_rows: QForm = "sparse"
     max_model_len: int | None = None
@@ -198,6 +207,11 @@ class Config:
                         f"target-ranks {self.target_ranks} needs {option} {able}, got {unable}; "
                         f"try --{option} {able}, or --target-ranks 1",
                     )
+        _one_of("mode", self.mode, get_args(Mode))
+        if self.hypotheses is not None:
+            _whole("hypotheses", self.hypotheses, 0, MAX_HYPOTHESES, "1")
+        if self.ubatches is not None:
+            _whole("ubatches", self.ubatches, 1, 2, "1")
         _one_of("transport", self.transport, get_args(TransportName))
         _instance("require_cuda_ipc", self.require_cuda_ipc, bool, "True")
         if self.require_cuda_ipc and self.transport not in ("auto", "cuda_ipc"):
@@ -241,6 +255,11 @@ class Config:
             _whole("max_verify_tokens", self.max_verify_tokens, 1, 1 << 20, "64")
         if self.threads is not None:
             _whole("threads", self.threads, 1, 1024, str(available_cores()))
+
+    @property
+    def setting(self) -> Setting:
+        """How sequences are speculated for."""
+        return fixed(self.mode, self.num_speculative_tokens, self.hypotheses, self.ubatches)
 
     @property
     def transport_policy(self) -> TransportPolicy:
