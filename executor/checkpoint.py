@@ -85,6 +85,15 @@ def context(path: Path, field: str) -> int:
     return tokens
 
 
+def shape(path: Path) -> tuple[int, int]:
+    """Layers, and the size of a hidden row. Raises InvalidConfig for `target` if the config has none."""
+    settings = read_object(path / "config.json", "target")
+    layers, hidden = settings.get("num_hidden_layers"), settings.get("hidden_size")
+    if not isinstance(layers, int) or not isinstance(hidden, int):
+        raise InvalidConfig("target", f"target: {path / 'config.json'} has no num_hidden_layers, hidden_size")
+    return layers, hidden
+
+
 def _check_weights(path: Path, field: str) -> None:
     if not any(path.glob("*.safetensors")):
         patterns = ("*.bin", "*.pt", "*.pth", "*.gguf")

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import msgspec
 
-from executor import checkpoint, eagle3, heads, models, shipped, toy_text
+from executor import address, checkpoint, eagle3, heads, models, shipped, toy_text
+from executor.config import check_servers
 from executor.detokenizer import Detokenizer, token_bytes
 from executor.errors import InvalidConfig, InvalidRequest
 from executor.models import DEFAULT_TARGET
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from ipc.messages import HeadSpec, LaneEngine, LaneName
 _NO_MODEL = ("suffix", "cascade", "eagle", "ngram", "off")
 """Speculators that have no checkpoint."""
+LOOKUP_CONTEXT = 8192
+"""Longest sequence in tokens of a server that looks tokens up, unless it is told."""
 
 
 class ModelText(Protocol):
@@ -193,6 +196,8 @@ def speculator_spec(
     """
     if not config.speculates:
         return None
+    if address.is_address(config.speculator):
+        return _remote(config, target, field)
     if config.speculator == "ngram":
         return _spec(config, "speculator", "ngram", "", target.max_model_len)
     if config.speculator == "suffix":
@@ -215,6 +220,42 @@ def speculator_spec(
     draft_len = min(target.max_model_len, checkpoint.context(draft, field))
     lane = _spec(config, "speculator", config.engine, str(draft), draft_len)
     return _with_q_arena(lane, vocabulary.read(draft).size)
+
+
+def server_spec(config: Config, progress: Callable[[str], None]) -> LaneSpec:
+    """The lane of a speculator server, which has no target beside it; `config.target` counts for heads only.
+
+    `config.max_sequences` is of all clients together. Raises InvalidConfig.
+    """
+    name = config.speculator
+    if name in ("ngram", "suffix"):
+        engine: LaneEngine = "ngram" if name == "ngram" else "suffix"
+        return _spec(config, "speculator", engine, "", config.max_model_len or LOOKUP_CONTEXT)
+    if not config.speculates or address.is_address(name):
+        raise InvalidConfig("speculator", f"speculator {name} drafts nothing here; try ngram")
+    if config.engine == "toy":
+        context, model = _toy(name, "speculator", f"ngram, or {ToyParameters()}").context, name
+    else:
+        is_head = name in _NO_MODEL or name.endswith(heads.SUFFIX)
+        if not is_head:
+            found = _found(config, name, "speculator", progress, also=_NO_MODEL)
+            is_head = eagle3.is_head(found, "speculator")
+        field, whose = ("target", config.target) if is_head else ("speculator", name)
+        model = str(_checkpoint(config, whose, field, progress))
+        context = checkpoint.context(Path(model), field)
+    # Of a model that drafts for targets of its own kind, or of the target whose head it is.
+    target = _spec(config, "target", config.engine, model, _within(config.max_model_len, context))
+    spec = speculator_spec(config, target, progress)
+    assert spec is not None, "it speculates"
+    return msgspec.structs.replace(spec, q_arena=0)  # targets elsewhere reach no memory of this host
+
+
+def _remote(config: Config, target: LaneSpec, field: str) -> LaneSpec:
+    """A lane at a server. Raises InvalidConfig about `field` or `keys`."""
+    check_servers(field, config.speculator, config.keys)
+    servers = ",".join(server.text for server in address.parse_several(config.speculator, field))
+    lane = _spec(config, "speculator", "remote", servers, target.max_model_len)
+    return msgspec.structs.replace(lane, device="cpu")  # of this host it takes nothing
 
 
 def _head(config: Config, target: LaneSpec, field: str) -> LaneSpec:

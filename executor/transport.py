@@ -92,8 +92,9 @@ class Transport:
         return TransportInfo(self.chosen or "none", "; ".join(self._reasons))
 
     def settled(self, specs: Iterable[LaneSpec]) -> bool:
-        """Whether lanes of these specs may begin."""
-        return self.chosen is not None or not any(_shares(spec) for spec in specs)
+        """Whether lanes of these specs may begin. Without a target beside them there is nothing to read."""
+        lanes = {spec.lane: spec for spec in specs}
+        return self.chosen is not None or "target" not in lanes or not any(map(_shares, lanes.values()))
 
     def arena_for(self, exporter: Lane, reader: Lane | None) -> str:
         """Where the exporter is to put what this lane reads; empty if it has to go inline."""

@@ -18,7 +18,7 @@ LaneName = Literal["target", "speculator"]
 SharedTransport = Literal["memfd", "cuda_ipc"]
 """How tensors go from lane to lane without being copied; else they go inline, within messages."""
 TensorDtype = Literal["bf16", "fp16", "fp32", "fp64", "int32", "int64", "uint8"]
-LaneEngine = Literal["native", "hf", "toy", "ngram", "suffix", "eagle", "cascade"]
+LaneEngine = Literal["native", "hf", "toy", "ngram", "suffix", "eagle", "cascade", "remote"]
 Acceptance = Literal["coupled", "rejection", "block"]
 """By which rule draft tokens stand; see workers.acceptance and workers.rejection."""
 QForm = Literal["sparse", "full"]
@@ -71,7 +71,8 @@ class HeadSpec(Record, frozen=True):
 
 class LaneSpec(Record, frozen=True):
     """What a worker must become. `model` is a checkpoint directory, or the parameters of a toy; of a drafting
-    head it is the target's checkpoint, whose embedding and output rows the head uses.
+    head it is the target's checkpoint, whose embedding and output rows the head uses; of a `remote`
+    speculator the addresses of its servers, with commas: the first that serves takes the lane.
 
     Lengths in tokens: `max_model_len` of the longest sequence, `num_speculative_tokens` of the longest draft.
     `reuse_prefixes`: whether keys and values that were computed for one sequence serve others.
@@ -95,6 +96,17 @@ class LaneSpec(Record, frozen=True):
     acceptance: Acceptance = "coupled"
     q_rows: QForm = "sparse"
     q_arena: int = 0
+
+
+class Offer(Record, frozen=True):
+    """What a speculator server drafts with, which an executor does not know before it is attached.
+
+    `name`: how people call it. `head`: what it wants to read of the target; its file is the server's own.
+    """
+
+    engine: LaneEngine
+    name: str
+    head: HeadSpec | None = None
 
 
 class Vocabulary(Record, frozen=True):
@@ -247,8 +259,8 @@ class QRow(Record, frozen=True):
     """What a draft token was drawn from, exactly: ids, uint32, and their weights, float32, which need not sum
     to 1. No ids: the weights are those of all tokens. Neither: the token was not drawn but looked up.
 
-    All tokens' weights may also be where `at` says, in an arena of the speculator. Numbers are in the
-    machine's own byte order. See ipc.q_rows.
+    All tokens' weights may also be where `at` says, in an arena of the speculator. Numbers are
+    little-endian. See ipc.q_rows.
     """
 
     tokens: bytes
@@ -260,6 +272,8 @@ class DraftItem(Record, frozen=True):
     """Guess up to `k` tokens after `base_len` committed ones; the last, `since`, are news to the lane.
 
     `rows`: hidden rows of committed tokens that are news, too, in the order of their positions.
+    `hypotheses`: the draft `ahead` is being verified after these `base_len` tokens. Guess so many verdicts on
+    it, and up to `k` tokens after each; with 0 of them nothing is ahead, and the guesses follow `base_len`.
     """
 
     seq: int
@@ -268,6 +282,18 @@ class DraftItem(Record, frozen=True):
     since: list[int]
     k: int
     rows: list[HiddenRows] = []
+    ahead: list[int] = []
+    hypotheses: int = 0
+
+
+class Prepared(Record, frozen=True):
+    """Guesses in case the verdict on what is ahead is that its first `n_accepted` tokens stand and
+    `next_token` follows. `q`: as in DraftedItem."""
+
+    n_accepted: int
+    next_token: int
+    tokens: list[int]
+    q: list[QRow] = []
 
 
 class DraftedItem(Record, frozen=True):
@@ -276,6 +302,8 @@ class DraftedItem(Record, frozen=True):
     `worth`: so many of them are worth verifying, by the speculator's own confidence; None is all.
     `broken`: there will never be any, since what the lane computes for this sequence are no numbers.
     `q`: what each of them was drawn from; empty if none was drawn, and always where acceptance is coupled.
+    `prepared`: in answer to an item with something ahead, whose `tokens` are none: a draft for each verdict
+    that was guessed, the likeliest first.
     """
 
     seq: int
@@ -285,6 +313,7 @@ class DraftedItem(Record, frozen=True):
     broken: bool = False
     worth: int | None = None
     q: list[QRow] = []
+    prepared: list[Prepared] = []
 
 
 class VerifyItem(Record, frozen=True):
@@ -350,6 +379,16 @@ class VerifiedItem(Record, frozen=True):
 # ---------------------------------------------------------------- orders: coordinator → worker
 
 
+class Attach(Message, frozen=True):
+    """To a speculator server, before all else: be this executor's speculator, under this epoch.
+
+    `client`: who asks, for the server's log; who may ask is a matter of keys.
+    """
+
+    wire_version: int
+    client: str
+
+
 class Configure(Message, frozen=True):
     """First order, in answer to Greeted: load this lane and serve."""
 
@@ -407,6 +446,13 @@ class Draft(Message, frozen=True):
     arena: str = ""
 
 
+class Cancel(Message, frozen=True):
+    """To the speculator: answer the Draft `order` at once, with what there is. Without effect once it is
+    answered. No reply of its own."""
+
+    order: int
+
+
 class Verify(Message, frozen=True):
     """To the target: judge these drafts; an empty draft makes a plain one-token step.
 
@@ -460,10 +506,12 @@ class Loaded(Message, frozen=True):
     """Weights are there and attention is set up, on this device (an identity); the lane waits to profile.
 
     `no_cuda_ipc`: why memory of that device cannot be shared with other lanes; empty if it can, so far.
+    `serves`: what a speculator server drafts with; None from a lane that was told what to become.
     """
 
     device_id: str
     no_cuda_ipc: str = ""
+    serves: Offer | None = None
 
 
 class Exported(Message, frozen=True):
@@ -540,7 +588,21 @@ class Failed(Message, frozen=True):
 
 FAILURE_KINDS = ("configuration", "load", "protocol", "memory", "numerics", "internal")
 
-Order = Configure | Profile | Allocate | Export | Import | Unmap | Open | Draft | Verify | Close | Stop
+Order = (
+    Attach
+    | Configure
+    | Profile
+    | Allocate
+    | Export
+    | Import
+    | Unmap
+    | Open
+    | Draft
+    | Cancel
+    | Verify
+    | Close
+    | Stop
+)
 Fact = (
     Greeted
     | PhaseReached

@@ -123,12 +123,13 @@ def bench():
 def test_the_best_way_is_proved_both_ways_and_chosen(bench):
     here = bench()
     target, speculator = here.both()
-    assert not here.transport.settled([speculator.spec])
+    assert not here.transport.settled([target.spec, speculator.spec])
+    assert here.transport.settled([speculator.spec])  # at a server, whose targets are elsewhere
     assert here.export_all() == ["cuda_ipc", "cuda_ipc"]
     assert here.transport.chosen is None
     assert here.import_all() == ["speculator", "target"]
     assert here.transport.info == ("cuda_ipc", "")
-    assert here.transport.settled([speculator.spec])
+    assert here.transport.settled([target.spec, speculator.spec])
     arena = here.transport.arena_for(target, speculator)
     assert arena.startswith(target.epoch)
     assert here.transport.reaches(speculator, arena)
@@ -149,7 +150,7 @@ def test_there_is_nothing_to_do_for_a_speculator_that_reads_no_rows(bench):
     here.load(here.lane("target"))
     lookups = here.load(here.lane("speculator"))
     assert here.posted == []
-    assert here.transport.settled([lookups.spec])
+    assert here.transport.settled([here.lanes[0].spec, lookups.spec])
     assert here.transport.info == ("none", "")
     assert here.transport.arena_for(here.lanes[0], lookups) == ""
 
