@@ -74,6 +74,8 @@ class Drafting:
         self._order: Order | None = None
         self.waited_ns = 0
         """What the speculator computed for answers that somebody may have waited for, so far."""
+        self.made: list[tuple[int, int, float]] = []
+        """Of drafts that were made meanwhile: of how many sequences, how many steps, in how many seconds."""
         # By what runs, not by incarnation: a lane that starts again is as fast as it was.
         self._paces = defaultdict[LaneSpec, DraftPace](
             lambda: DraftPace(least=timeouts.draft_least, most=timeouts.draft)
@@ -179,6 +181,8 @@ class Drafting:
             if order.amount:
                 pace = self._paces[speculator.spec]
                 pace.note(order.amount, speculator.answered_at - speculator.asked_at)
+                steps = max((len(item.tokens) for item in reply.items), default=0)
+                self.made.append((len(order.asked), max(1, steps), reply.busy_ns / 1e9))
             coupled = speculator.spec.acceptance == "coupled"
             self._use(order, reply.items, vocabulary_size, coupled=coupled)
         elif owes:
