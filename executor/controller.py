@@ -106,7 +106,8 @@ class Controller:
         if sequences == 0:
             return
         costs = self.costs
-        if done.setting.hypotheses == 0:  # while the speculator computes, too, the target may be slower
+        if done.setting.hypotheses == 0 or not costs.known:
+            # While the speculator computes, too, the target may be slower.
             costs.verified(sequences, done.rows, done.verify)
         costs.rest(max(0.0, done.total - done.verify - done.waited))
         if done.draft_steps:
@@ -118,6 +119,19 @@ class Controller:
         if self._adapts and (sequences == done.running or done.setting.ubatches == 2):
             self._judge(done, now)
             self._look(done.running, now)
+
+    def worth_finishing(self, sequences: int) -> bool:
+        """Whether drafts that are being prepared are worth waiting for once their verdicts are there.
+
+        Another step of the speculator costs what could be decoded meanwhile, and brings a token if the
+        verdict was guessed and all guesses before it are right.
+        """
+        costs, k = self.costs, self.current.k
+        if not costs.known or k == 0:
+            return False
+        reach = costs.tokens(k) - costs.tokens(k - 1)
+        share = costs.draft_step(sequences) / costs.verify(sequences, sequences * (k + 1))
+        return costs.hit(self.current.hypotheses) * reach > costs.tokens(k) * share
 
     # ------------------------------------------------------------ judging
 

@@ -111,6 +111,10 @@ class Costs:
         return bool(self._verify) and bool(self._draft)
 
     @property
+    def draft_known(self) -> bool:
+        return bool(self._draft)
+
+    @property
     def between(self) -> float:
         """Seconds of a round that neither lane computes."""
         return self._rest.value

@@ -150,13 +150,14 @@ class Drafting:
         if asked:
             self._send(speculator, asked, amount=0)
 
-    def verdict_given(self, requests: Sequence[Request]) -> None:
-        """What is being prepared for them is needed now, as far as it has got."""
+    def verdict_given(self, requests: Sequence[Request], *, hurry: bool) -> None:
+        """What is being prepared for them is needed now; in a `hurry` as far as it has got."""
         order = self._order
         if order is None or order.waited_until is not None or not order.speculator.serving:
             return
         if any(its.seq in order.asked for its in requests):
-            self._lanes.tell(order.speculator, Cancel(order.speculator.epoch, order.number))
+            if hurry:
+                self._lanes.tell(order.speculator, Cancel(order.speculator.epoch, order.number))
             longest = max(asked.k for asked in order.asked.values())
             patience = self._paces[order.speculator.spec].patience(work(longest, 0))
             order.waited_until = time.monotonic() + patience

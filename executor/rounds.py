@@ -186,7 +186,8 @@ class Rounds:
                 draft, verdict = request.draft or NO_GUESSES, verdicts.items[request.seq]
                 self._commit(request, draft.tokens, verdict)
                 outcomes.append(Outcome(len(draft.tokens), verdict.n_accepted))
-        self._drafting.verdict_given([step.request for step in plan])
+        hurry = not self._controller.worth_finishing(len(plan))
+        self._drafting.verdict_given([step.request for step in plan], hurry=hurry)
         drafted, accepted = (sum(parts) for parts in zip(*outcomes, strict=True)) if outcomes else (0, 0)
         self._watch_acceptance(drafted, accepted)
         total_ns = self._count(plan, verdicts)
@@ -259,7 +260,8 @@ class Rounds:
         stats.round_ns += total
         stats.draft_ns += draft_ns
         stats.verify_ns += verdicts.busy_ns
-        stats.round_times.append(RoundTime(total, draft_ns, verdicts.busy_ns, len(plan)))
+        parts = total, draft_ns, verdicts.busy_ns, len(plan), verdicts.wire_ns, self._waited_ns
+        stats.round_times.append(RoundTime(*parts))
         return total
 
 

@@ -102,7 +102,8 @@ def test_modes() -> None:
         decode.parse_modes("off,off")
     for unknown in ("ahead", "", "outcomes", "auto", "Off"):
         with pytest.raises(
-            InvalidConfig, match=f"modes has no '{unknown}', only off, sequential; try off,seq"
+            InvalidConfig,
+            match=f"modes has no '{unknown}', only off, sequential, ahead, outcomes, auto; try off,seq",
         ):
             decode.parse_modes(f"off,{unknown}")
 
