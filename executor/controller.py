@@ -33,6 +33,8 @@ WINDOW = 0.5
 LEAST_SHARE = 0.95
 """What it must bring of that."""
 BAN_SECONDS = 2.0
+_LEAST_SECONDS = 1e-6
+"""No round is shorter, whatever a line through few observations says."""
 
 
 class Kind(NamedTuple):
@@ -130,8 +132,8 @@ class Controller:
         if not costs.known or k == 0:
             return False
         reach = costs.tokens(k) - costs.tokens(k - 1)
-        share = costs.draft_step(sequences) / costs.verify(sequences, sequences * (k + 1))
-        return costs.hit(self.current.hypotheses) * reach > costs.tokens(k) * share
+        brings = costs.hit(self.current.hypotheses) * reach * costs.verify(sequences, sequences * (k + 1))
+        return brings > costs.tokens(k) * costs.draft_step(sequences)
 
     # ------------------------------------------------------------ judging
 
@@ -194,7 +196,7 @@ class Controller:
         share = kept.value if kept is not None else 1.0
         parts = 2 if setting.ubatches == 2 else 1
         expected = sequences * self.costs.tokens(setting.k) / parts
-        return share * expected / self._seconds(setting, sequences)
+        return share * expected / max(_LEAST_SECONDS, self._seconds(setting, sequences))
 
     def _seconds(self, setting: Setting, sequences: int) -> float:
         """Of a round. With two ubatches it has half of the sequences, and two rounds run at once."""
