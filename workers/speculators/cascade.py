@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
 from ipc import vocabulary
 from workers.device import open_device
 from workers.footprint import Footprint, KvNeed
-from workers.pure_sampler import GREEDY_BELOW
 from workers.sampler import Sampler
+from workers.speculators import lookup
 from workers.speculators.calibration import Calibration
 from workers.speculators.head import Context, Entry, Head
 from workers.speculators.history import TOKEN_BYTES
-from workers.speculators.lookup import Lookup, first_estimate
+from workers.speculators.lookup import Lookup
+from workers.speculators.opinion import Opinion, first_estimate, opinion
 from workers.speculators.prior import Prior
 from workers.speculators.proposals import Draft, Judge, Proposal
 
@@ -41,14 +42,6 @@ SURE = 0.85
 HEAD_REACH = 0.08
 """The head is not asked where the target gets to with a smaller probability: a step of it costs about a tenth
 of a target step, and a token is worth about half of one."""
-
-
-class HeadGuess(NamedTuple):
-    """Kind of a head's guess: its place in the draft, its probability in tenths, how the target samples."""
-
-    step: int
-    tenths: int
-    greedy: bool
 
 
 @dataclass(slots=True)
@@ -82,10 +75,10 @@ class _Chain:
         sure = any(proposal.expected >= SURE for proposal in proposals)
         return self.row is not None and not sure and self.draft.reach >= HEAD_REACH
 
-    def go(self, proposals: list[Proposal], row: Tensor | None) -> None:
-        """Take the best; `row` is what the head goes on from, if it was asked."""
+    def go(self, proposals: list[Proposal], row: Tensor | None, others: Sequence[Proposal] = ()) -> None:
+        """Take the best; `row` is what the head goes on from, if it was asked. `others`: see Draft.add."""
         self.row = row
-        token = self.draft.add(proposals)
+        token = self.draft.add(proposals, others)
         self.ended = token is None or self.draft.full
         if token is not None:
             self.token = token
@@ -234,39 +227,46 @@ class CascadeSpeculator:
 
     def _grow(self, chains: Sequence[_Chain]) -> None:
         """One more token for each; the head runs once for all that want it."""
-        proposals = [chain.ask_lookup() for chain in chains]
-        asked = [i for i, chain in enumerate(chains) if chain.wants_head(proposals[i])]
+        lookups = [chain.ask_lookup() for chain in chains]
+        asked = [i for i, chain in enumerate(chains) if chain.wants_head(lookups[i])]
         rows: dict[int, Tensor] = {}
+        opinions: dict[int, Opinion | None] = {}
         if asked:
             next_rows, logits = self._head.step([chains[i].entry for i in asked])
-            guesses = self._guesses(logits, [chains[i] for i in asked])
-            for i, row, guess in zip(asked, next_rows, guesses, strict=True):
-                rows[i] = row
-                proposals[i] += guess
+            rows = dict(zip(asked, next_rows, strict=True))
+            opinions = dict(zip(asked, self._opinions(logits, [chains[i] for i in asked]), strict=True))
         for i, chain in enumerate(chains):
-            chain.go(proposals[i], rows.get(i))
+            said = opinions.get(i)
+            if said is None:
+                chain.go(lookups[i], rows.get(i))
+            else:
+                chain.go(self._weigh(chain, lookups[i], said), rows[i], lookups[i])
 
-    def _guesses(self, logits: Tensor, chains: Sequence[_Chain]) -> list[list[Proposal]]:
-        """What the target would sample if it had the head's logits: a proposal for each, or none."""
+    def _weigh(self, chain: _Chain, lookups: Sequence[Proposal], said: Opinion) -> list[Proposal]:
+        """The head's guess, and what lookups say in the light of it."""
+        expected = self._calibration.expected
+        kind = said.kind(len(chain.draft.tokens), beside_lookups=bool(lookups))
+        proposals = [Proposal(said.token, expected(kind), kind)]
+        for guess in lookups:
+            seconded = said.of(guess)
+            proposals.append(Proposal(guess.token, expected(seconded), seconded))
+        return proposals
+
+    def _opinions(self, logits: Tensor, chains: Sequence[_Chain]) -> list[Opinion | None]:
+        """What the target would sample if it had the head's logits; None where those are no numbers."""
         full = torch.full((len(logits), self._vocabulary.size), float("-inf"), device=logits.device)
         full[:, self._head.tokens] = logits
-        totals = logits.logsumexp(dim=1)
-        guesses: list[list[Proposal]] = []
-        for row, total, chain in zip(full, totals, chains, strict=True):
+        opinions: list[Opinion | None] = []
+        for row, narrow, chain in zip(full, logits, chains, strict=True):
+            draw = chain.draw
             try:
-                (sample,) = self._sampler.sample(row[None], [chain.draw])
-            except FloatingPointError:  # the rows were no numbers: whoever made them has to say so
-                guesses.append([])
+                (sample,) = self._sampler.sample(row[None], [draw])
+            except FloatingPointError:  # whoever made the row has to say so
+                opinions.append(None)
                 continue
-            tenths = int(10 * float((row[sample.token] - total).exp()))
-            greedy = chain.sequence.sampling.temperature < GREEDY_BELOW
-            kind = HeadGuess(min(2, len(chain.draft.tokens)), min(9, tenths), greedy)
-            guesses.append([Proposal(sample.token, self._calibration.expected(kind), kind)])
-        return guesses
+            opinions.append(opinion(narrow, self._head.tokens, sample.token, draw))
+        return opinions
 
 
 def _first_estimate(kind: Hashable) -> float:
-    """A head is about as often right as it says, as long as it sees the target's rows."""
-    if isinstance(kind, HeadGuess):
-        return (kind.tenths + 0.5) / 10 * (1.0, 0.85, 0.75)[kind.step]
-    return first_estimate(kind)
+    return lookup.first_estimate(kind) if isinstance(kind, lookup.Kind) else first_estimate(kind)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Hashable, Iterable, Sequence
 
     from workers.sequence import LaneSequence
     from workers.speculators.calibration import Calibration
@@ -45,13 +45,16 @@ class Draft:
     def full(self) -> bool:
         return len(self.tokens) == self._k
 
-    def add(self, proposals: list[Proposal]) -> int | None:
-        """Take the best of what was proposed; the token, or None if the draft ends here."""
+    def add(self, proposals: list[Proposal], others: Sequence[Proposal] = ()) -> int | None:
+        """Take the best of what was proposed; the token, or None if the draft ends here.
+
+        `others` are not for choice, but judged as well.
+        """
         chosen = best(proposals)
         if chosen is None or self.reach * chosen.expected < LEAST_REACH:
             return None
         self.reach *= chosen.expected
-        self.steps.append(proposals)
+        self.steps.append([*proposals, *others])
         self.tokens.append(chosen.token)
         self.expected.append(chosen.expected)
         return chosen.token
