@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -11,8 +10,10 @@ from typing import Any, Literal, get_args
 from executor.capacity import MemoryLimits
 from executor.errors import InvalidConfig
 from executor.models import DEFAULT_TARGET
+from executor.placement import Placement, placement
 from executor.restart import RestartPolicy
-from ipc.messages import LaneName
+from executor.transport import TransportName, TransportPolicy
+from ipc.messages import Acceptance, LaneName, QForm
 from ipc.toy import ToyParameters
 
 EngineName = Literal["native", "hf", "toy"]
@@ -105,10 +106,19 @@ class Config:
         which a head is shipped, else ngram.
     engine: `native` (own code, batch-invariant on CPUs), `hf` (any transformers model), `toy` (no weights).
     dtype: of weights and arithmetic; see the engine's notes for CPUs without bf16 or fp16 arithmetic.
-    device: `auto`, `cpu`, `cuda` or `cuda:N`, for both lanes; `auto` is the first free GPU, else the CPU.
+    device: `auto`, `cpu`, `cuda`, `cuda:N` or a GPU's UUID, for both lanes; `auto` is a GPU for each lane
+        while there are enough, else one for both, else the CPU.
+    target_device, speculator_device: of one lane, instead of `device`.
+    target_env, speculator_env: NAME=VALUE, which that lane's process finds in its environment.
+    target_cores, speculator_cores: the only cores that lane's process may use, such as `0-3,8`.
     lanes: `process`, each lane in its own; `inline`, all in this one, which isolates nothing: for debuggers,
         and to compare with.
     num_speculative_tokens: longest draft, K.
+    acceptance: how drafts are judged above temperature 0. `coupled`: the text is a function of prompt,
+        sampling and seed, whatever drafts. `rejection` keeps more of a draft, `block` (block verification)
+        at least as much; the text is then distributed as the target's own, but hangs on the drafts, too.
+    q_rows: of what a draft token is drawn from where acceptance is not coupled: `sparse`, the likeliest 64
+        tokens, or `full`, all of them as far as a message has room.
     max_model_len: longest sequence in tokens, prompt included; None is the target's own context.
     max_sequences: how many sequences run at once; more wait.
     memory_budget: bytes that the lanes together may take of each device; None is nine tenths of what is free.
@@ -117,6 +127,9 @@ class Config:
     kv_tokens: tokens whose keys and values each lane holds at most; None is as many as can be of use and fit.
     reuse_prefixes: whether a prompt that begins like an earlier one is spared computing that again.
     threads: threads of each lane's arithmetic on CPUs; None is all cores that this process may use.
+    transport: how tensors go from lane to lane: `cuda_ipc` (between GPUs, without a copy), `memfd` (memory
+        that both share), `inline` (within messages); `auto` is the first of these that works. What does not
+        work falls back to the next, unless `require_cuda_ipc`.
     cache_dir: where fetched checkpoints are kept; None is $SPECLANE_CACHE, else the user's cache directory.
         Text will do; a leading ~ is the user's home.
     """
@@ -126,8 +139,16 @@ class Config:
     engine: EngineName = "native"
     dtype: DtypeName = "bf16"
     device: str = "auto"
+    target_device: str | None = None
+    speculator_device: str | None = None
+    target_env: tuple[str, ...] = ()
+    speculator_env: tuple[str, ...] = ()
+    target_cores: str | None = None
+    speculator_cores: str | None = None
     lanes: Hosting = "process"
     num_speculative_tokens: int = 5
+    acceptance: Acceptance = "coupled"
+    q_rows: QForm = "sparse"
     max_model_len: int | None = None
     max_sequences: int = 8
     memory_budget: int | None = None
@@ -135,6 +156,8 @@ class Config:
     reuse_prefixes: bool = True
     max_verify_tokens: int | None = None
     threads: int | None = None
+    transport: TransportName = "auto"
+    require_cuda_ipc: bool = False
     cache_dir: Path | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
     recovery: Recovery = field(default_factory=Recovery)
@@ -154,10 +177,31 @@ class Config:
         _one_of("engine", self.engine, get_args(EngineName))
         _one_of("dtype", self.dtype, get_args(DtypeName))
         _one_of("lanes", self.lanes, get_args(Hosting))
-        if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", self.device):
+        _one_of("transport", self.transport, get_args(TransportName))
+        _instance("require_cuda_ipc", self.require_cuda_ipc, bool, "True")
+        if self.require_cuda_ipc and self.transport not in ("auto", "cuda_ipc"):
             raise InvalidConfig(
-                "device", f"device must be auto, cpu, cuda or cuda:N, got {self.device!r}; try auto"
+                "require_cuda_ipc", f"require-cuda-ipc contradicts transport {self.transport}; try auto"
             )
+        if self.require_cuda_ipc and self.device == "cpu":
+            raise InvalidConfig(
+                "require_cuda_ipc", "require-cuda-ipc contradicts device cpu; try device cuda"
+            )
+        if self.require_cuda_ipc and self.lanes == "inline":
+            raise InvalidConfig(
+                "require_cuda_ipc",
+                "require-cuda-ipc contradicts lanes inline, which share a process; try lanes process",
+            )
+        _one_of("acceptance", self.acceptance, get_args(Acceptance))
+        _one_of("q_rows", self.q_rows, get_args(QForm))
+        for lane, place in self.placements.items():
+            if place.cores is not None:
+                _present(f"{lane}_cores", place.cores)
+            if self.lanes == "inline" and place.apart:
+                raise InvalidConfig(
+                    "lanes",
+                    f"lanes inline give the {lane} lane no process with a place of its own; try process",
+                )
         _instance("timeouts", self.timeouts, Timeouts, "Timeouts(load=600.0)")
         _instance("recovery", self.recovery, Recovery, "Recovery(strikes=3)")
         whole = "num_speculative_tokens", "max_sequences"
@@ -178,8 +222,30 @@ class Config:
             _whole("threads", self.threads, 1, 1024, str(available_cores()))
 
     @property
+    def transport_policy(self) -> TransportPolicy:
+        return TransportPolicy(self.transport, self.require_cuda_ipc)
+
+    @property
     def memory(self) -> MemoryLimits:
         return MemoryLimits(self.memory_budget, self.kv_tokens, self.max_model_len)
+
+    @property
+    def placements(self) -> dict[LaneName, Placement]:
+        """Where each lane runs."""
+        return {
+            lane: placement(
+                lane,
+                _own_device(lane, getattr(self, f"{lane}_device")),
+                _variables(lane, getattr(self, f"{lane}_env")),
+                getattr(self, f"{lane}_cores"),
+                self.device,
+            )
+            for lane in get_args(LaneName)
+        }
+
+    def threads_of(self, lane: LaneName) -> int:
+        """Of a lane's arithmetic on CPUs."""
+        return self.threads or len(self.placements[lane].cores or ()) or available_cores()
 
     @property
     def speculates(self) -> bool:
@@ -189,6 +255,16 @@ class Config:
 def available_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def _present(name: str, cores: frozenset[int]) -> None:
+    usable = os.sched_getaffinity(0)
+    if not cores <= usable:
+        gone = ", ".join(map(str, sorted(cores - usable)))
+        works = ",".join(map(str, sorted(usable)[:2]))
+        raise InvalidConfig(
+            name, f"{name.replace('_', '-')}: this process may not use core {gone}; try {works}"
+        )
 
 
 def check_seconds(name: str, seconds: object, works: float) -> None:
@@ -209,6 +285,19 @@ def local_path(name: str, value: object, works: str) -> Path:
         raise InvalidConfig(name, f"{name} {text!r} is in the home of no user; try {works}") from None
 
 
+def _own_device(lane: LaneName, device: object) -> str:
+    return "" if device is None else _text(f"{lane}_device", device, "auto")
+
+
+def _variables(lane: LaneName, variables: object) -> tuple[str, ...]:
+    if not isinstance(variables, tuple):
+        name = f"{lane}_env"
+        raise InvalidConfig(
+            name, f'{name} must be a tuple of NAME=VALUE, got {variables!r}; try ("CUDA_VISIBLE_DEVICES=0",)'
+        )
+    return variables
+
+
 def _text(name: str, value: object, works: str) -> str:
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str) or not text:
@@ -223,7 +312,10 @@ def _instance(name: str, value: object, kind: type, works: str) -> None:
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise InvalidConfig(name, f"{name} must be one of {', '.join(known)}, got {value!r}; try {known[0]}")
+        option = name.replace("_", "-")
+        raise InvalidConfig(
+            name, f"{option} must be one of {', '.join(known)}, got {value!r}; try {known[0]}"
+        )
 
 
 def _whole(name: str, value: int, low: int, high: int, works: str) -> None:

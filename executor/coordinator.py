@@ -20,13 +20,14 @@ from executor import admission, dialogue
 from executor.admission import Demand, KvRoom
 from executor.collapse import Collapse
 from executor.commit import commit
-from executor.drafting import Drafting
+from executor.drafting import NO_GUESSES, Drafting
 from executor.errors import Closed, InvalidRequest, LaneFailed, RequestFailed, SpeclaneError
 from executor.events import record
 from executor.health import Health, HealthLog
 from executor.lane import LaneState
 from executor.lanes import Lanes
 from executor.model import check_length
+from executor.placement import ANYWHERE
 from executor.plan import Limits, draft_budget, plan_round
 from executor.stats import Load, RoundTime, Stats
 from executor.swapping import Swapping, check_vocabulary, fail
@@ -34,14 +35,17 @@ from executor.verifying import Verifying
 from ipc.codec import MAX_ARRAY_LENGTH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from executor.capacity import MemoryLimits, MemoryPlan
     from executor.config import Hosting, Recovery, Timeouts
     from executor.lane import Lane
+    from executor.lane_times import LaneTimes
+    from executor.placement import Placement
     from executor.plan import Step
     from executor.request import Request
+    from executor.transport import TransportInfo, TransportPolicy
     from ipc.messages import LaneName, LaneSpec
 
 log = logging.getLogger("speclane")
@@ -60,6 +64,8 @@ class Coordinator:
         memory: MemoryLimits,
         hosting: Hosting = "process",
         max_verify_tokens: int | None = None,
+        placements: Mapping[LaneName, Placement] = ANYWHERE,
+        transport: TransportPolicy | None = None,
     ) -> None:
         """`specs`: the target's first, then the speculator's if there is one. Lengths in tokens: `k` of the
         longest draft, `max_model_len` of the longest sequence, `max_verify_tokens` of a verification of all
@@ -77,7 +83,7 @@ class Coordinator:
         self._ended = threading.Event()
         self._failure: SpeclaneError | None = None
         self._lock = threading.Lock()  # guards what callers leave here against the moment of failure
-        self._lanes = Lanes(specs, timeouts, recovery, memory, hosting)
+        self._lanes = Lanes(specs, timeouts, recovery, memory, hosting, placements, transport)
         self.stats = Stats()
         self._drafting = Drafting(self._lanes, timeouts, self.stats)
         self._verifying = Verifying(self._lanes, timeouts.verify)
@@ -168,6 +174,11 @@ class Coordinator:
         return self._lanes.memory
 
     @property
+    def turned_at(self) -> float:
+        """When its thread last looked after the lanes, by time.monotonic: twice a second if all is well."""
+        return self._lanes.supervisor.ticked_at
+
+    @property
     def health(self) -> Health:
         """What a user may expect now, why, and since when."""
         return self._health.now
@@ -192,6 +203,21 @@ class Coordinator:
     def directory(self) -> Path:
         """Private to this executor; it is gone after the end."""
         return self._lanes.directory
+
+    @property
+    def lane_times(self) -> LaneTimes:
+        """Where the time of lanes goes, since the start."""
+        return self._lanes.times
+
+    @property
+    def transport(self) -> TransportInfo:
+        """How tensors go from lane to lane."""
+        return self._lanes.transport.info
+
+    @property
+    def slots(self) -> dict[str, int]:
+        """Of what the lanes have in shared memory, how much is kept, lent, quarantined; half a second old."""
+        return self._lanes.transport.slots
 
     @property
     def stale(self) -> int:
@@ -298,7 +324,7 @@ class Coordinator:
     def _preempt(self, request: Request) -> None:
         """It waits in front of all others, and will be told to the lanes anew as far as it has got."""
         self._running.remove(request)
-        dialogue.forget(self._lanes, request)
+        dialogue.forget(self._lanes, request, for_good=False)
         request.gen += 1
         request.pending = False
         self._inbox.appendleft(request)
@@ -321,7 +347,7 @@ class Coordinator:
         for request, *_ in plan:
             if request.pending:
                 continue
-            draft, verdict = drafts.get(request.seq, []), verified.items[request.seq]
+            draft, verdict = drafts.get(request.seq, NO_GUESSES).tokens, verified.items[request.seq]
             request.strikes = 0
             delta = commit(request, draft, verdict, self.max_model_len)
             request.outputs.put(delta)
@@ -333,6 +359,7 @@ class Coordinator:
         self.stats.rounds += 1
         self._watch_acceptance(drafted, accepted)
         total = time.perf_counter_ns() - began
+        self._lanes.times.round_ended(total, [lane.name for lane in self._lanes.all if lane.serving])
         self.stats.round_ns += total
         self.stats.draft_ns += draft_ns
         self.stats.verify_ns += verified.busy_ns

@@ -7,6 +7,7 @@ date by the same orders as one that meets a sequence for the first time.
 from __future__ import annotations
 
 import itertools
+import time
 from typing import TYPE_CHECKING
 
 from ipc.messages import Close, Open, OpenedSequence
@@ -37,14 +38,22 @@ def news(lane: Lane, request: Request, length: int | None = None) -> list[int]:
     return request.tokens[known:length]
 
 
-def rows(lane: Lane, request: Request, room: int) -> list[HiddenRows]:
-    """The hidden rows that are news to a lane that reads them, if they fit into `room` bytes; else later."""
+def rows(lanes: Lanes, lane: Lane, request: Request, room: int) -> list[HiddenRows]:
+    """The hidden rows that are news to a lane that reads them, if they fit into `room` bytes; else later.
+
+    What lies in memory that it does not reach is left out, and costs drafts.
+    """
     if lane.spec.head is None:
         return []
     parts = request.rows.since(lane.told_rows.get(request.seq, 0))
     if sum(len(part.data) for part in parts) > room:
         return []
     lane.told_rows[request.seq] = request.rows.end
+    transport, now = lanes.transport, time.monotonic()
+    parts = [part for part in parts if part.at is None or transport.reaches(lane, part.at.arena)]
+    for part in parts:
+        if part.at is not None:
+            transport.leases.lend(part.at.ref, lane.epoch, now)
     return parts
 
 
@@ -53,10 +62,12 @@ def backlog(lane: Lane, request: Request) -> int:
     return len(request.tokens) - lane.told.get(request.seq, 0)
 
 
-def forget(lanes: Lanes, request: Request) -> None:
-    """Both lanes drop the sequence."""
+def forget(lanes: Lanes, request: Request, *, for_good: bool = True) -> None:
+    """Both lanes drop the sequence. Unless that is for good, its rows are kept until it is opened again."""
     for lane in lanes.all:
         drop(lanes, lane, request)
+    if for_good:
+        request.rows.clear(lanes.transport.leases)
 
 
 def drop(lanes: Lanes, lane: Lane, request: Request) -> None:

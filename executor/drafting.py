@@ -15,6 +15,7 @@ from executor import dialogue
 from executor.events import record
 from executor.hidden_rows import ORDER_BYTES
 from executor.pace import DraftPace, work
+from ipc import q_rows
 from ipc.link import LinkState
 from ipc.messages import Draft, Drafted, DraftItem, LaneSpec
 
@@ -27,12 +28,22 @@ if TYPE_CHECKING:
     from executor.plan import Step
     from executor.request import Request
     from executor.stats import Stats
-    from ipc.messages import DraftedItem
+    from ipc.messages import DraftedItem, QRow
 
 CATCH_UP_TOKENS = 512
 """A speculator that knows less is first told this many at a time, while the target goes on without it."""
 DRAFT_STRIKES = 3
 """A sequence during which the speculator died so often in a row is continued without drafts."""
+
+
+class Guesses(NamedTuple):
+    """A usable draft: its tokens, and what they were drawn from, if they were."""
+
+    tokens: list[int]
+    q: list[QRow]
+
+
+NO_GUESSES = Guesses([], [])
 
 
 class Owing(NamedTuple):
@@ -55,7 +66,7 @@ class Drafting:
 
     def run(
         self, plan: Sequence[Step], vocabulary_size: int, budget: int | None = None
-    ) -> tuple[dict[int, list[int]], int]:
+    ) -> tuple[dict[int, Guesses], int]:
         """Usable drafts by sequence, and the nanoseconds that the speculator computed for them.
 
         `budget`: guesses that there is room for; what the speculator finds worth less is left out.
@@ -82,7 +93,7 @@ class Drafting:
             if request.seq not in speculator.told:
                 dialogue.open_at(self._lanes, speculator, request, len(request.tokens))
             since = dialogue.news(speculator, request)
-            rows = dialogue.rows(speculator, request, room)
+            rows = dialogue.rows(self._lanes, speculator, request, room)
             room -= sum(len(part.data) for part in rows)
             items.append(DraftItem(request.seq, request.gen, len(request.tokens), since, k, rows))
         self._lanes.ask(speculator, Draft(speculator.epoch, next(dialogue.order_numbers), items, budget))
@@ -90,7 +101,8 @@ class Drafting:
         reply = self._lanes.reply(speculator, time.monotonic() + pace.patience(amount))
         if isinstance(reply, Drafted):
             pace.note(amount, speculator.answered_at - speculator.asked_at)
-            return self._usable(asked, reply.items, vocabulary_size), reply.busy_ns
+            coupled = speculator.spec.acceptance == "coupled"
+            return self._usable(asked, reply.items, vocabulary_size, coupled=coupled), reply.busy_ns
         self._stats.missed += len(asked)
         self._owing = Owing(speculator, [step.request for step in asked.values()], amount)
         return {}, 0
@@ -141,10 +153,10 @@ class Drafting:
         return True
 
     def _usable(
-        self, asked: dict[int, Step], items: Sequence[DraftedItem], vocabulary_size: int
-    ) -> dict[int, list[int]]:
+        self, asked: dict[int, Step], items: Sequence[DraftedItem], vocabulary_size: int, *, coupled: bool
+    ) -> dict[int, Guesses]:
         """Only what was asked for, of this generation and length, of tokens that the target knows."""
-        drafts = {}
+        drafts: dict[int, Guesses] = {}
         open_asks = dict(asked)  # a second answer about the same sequence is stale
         for item in items:
             step = open_asks.pop(item.seq, None)
@@ -155,12 +167,15 @@ class Drafting:
             if item.broken:
                 self._stats.broken += 1
                 self._quarantine(step.request, "what the speculator computes for it are no numbers")
-            elif _possible(item, step.k, vocabulary_size):
-                drafts[item.seq] = item.tokens[: item.worth]
-                self._stats.spared += len(item.tokens) - len(drafts[item.seq])
-            else:
+            elif not _possible(item, step.k, vocabulary_size):
                 self._stats.invalid += 1
                 self._quarantine(step.request, f"its draft {item.tokens[:8]} cannot be")
+            elif reason := _q_fault(item, coupled, vocabulary_size):
+                self._stats.invalid += 1
+                self._quarantine(step.request, f"what its draft was drawn from cannot be: {reason}")
+            else:
+                drafts[item.seq] = Guesses(item.tokens[: item.worth], item.q[: item.worth])
+                self._stats.spared += len(item.tokens) - len(drafts[item.seq].tokens)
         return drafts
 
     def _strike(self, requests: Sequence[Request]) -> None:
@@ -194,6 +209,19 @@ def _foreign(speculator: Lane, request: Request) -> bool:
 def _possible(item: DraftedItem, k: int, vocabulary_size: int) -> bool:
     worth = len(item.tokens) if item.worth is None else item.worth
     return 0 <= worth <= len(item.tokens) <= k and _known(item.tokens, vocabulary_size)
+
+
+def _q_fault(item: DraftedItem, coupled: bool, vocabulary_size: int) -> str:
+    """Why the tokens of a draft, which are known ones, cannot have been drawn from its q rows; empty if they
+    can. A wrong one that looks right would show in how often tokens come, so what can be checked is."""
+    if not item.q:
+        return ""
+    if coupled or len(item.q) != len(item.tokens):
+        return f"{len(item.q)} q rows where {0 if coupled else len(item.tokens)} are due"
+    faults = (
+        q_rows.fault(row, token, vocabulary_size) for row, token in zip(item.q, item.tokens, strict=True)
+    )
+    return next(filter(None, faults), "")
 
 
 def _known(tokens: Sequence[int], vocabulary_size: int) -> bool:

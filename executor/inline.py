@@ -14,13 +14,17 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from executor.lane import Lane
+    from executor.placement import Placement
     from ipc.channel import Hub
+    from ipc.lifeline import Lifeline
     from ipc.messages import LaneName
 
 
-def start(lane: Lane, hub: Hub) -> InlineWorker:
-    """A lane in a thread of this process."""
+def start(lane: Lane, hub: Hub, placements: Mapping[LaneName, Placement]) -> InlineWorker:
+    """A lane in a thread of this process, whose place is this process's own."""
     return InlineWorker(lane.name, lane.epoch, hub)
 
 
@@ -29,6 +33,8 @@ _LEAVE_SECONDS = 2.0
 
 
 class InlineWorker:
+    lifeline: Lifeline | None = None
+
     def __init__(self, lane: LaneName, epoch: str, hub: Hub) -> None:
         """Starts it."""
         # By name, like the process that is otherwise started: the executor depends on no worker's code.

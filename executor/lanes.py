@@ -11,15 +11,21 @@ import os
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import structs
 
 from executor import descriptors, inline, process
 from executor.admission import KvRoom
 from executor.allocation import Allocation
 from executor.errors import InvalidConfig, LaneFailed
 from executor.lane import Lane, LaneState
+from executor.lane_times import LaneTimes
+from executor.placement import ANYWHERE
 from executor.rundir import RunDir
 from executor.supervisor import Supervisor
+from executor.transport import Transport, TransportPolicy
 from ipc.channel import Arrived, Garbled, Hub, Readable
 from ipc.errors import PeerGone, ProtocolError, WireError
 from ipc.link import LinkState
@@ -29,8 +35,10 @@ from ipc.messages import (
     Configure,
     Draft,
     Drafted,
+    Exported,
     Failed,
     Greeted,
+    Imported,
     Loaded,
     PhaseReached,
     Profile,
@@ -42,14 +50,15 @@ from ipc.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from executor.capacity import MemoryLimits, MemoryPlan
     from executor.config import Hosting, Recovery, Timeouts
     from executor.errors import SpeclaneError
+    from executor.placement import Placement
     from ipc.channel import Event
-    from ipc.messages import Fact, LaneSpec, Order
+    from ipc.messages import Fact, LaneName, LaneSpec, Order
 
 log = logging.getLogger("speclane")
 
@@ -84,6 +93,8 @@ class Lanes:
         recovery: Recovery,
         memory: MemoryLimits,
         hosting: Hosting,
+        placements: Mapping[LaneName, Placement] = ANYWHERE,
+        transport: TransportPolicy | None = None,
     ) -> None:
         """Raises InvalidConfig if there is no place for the socket, SpeclaneError for want of descriptors."""
         descriptors.require(_DESCRIPTORS)
@@ -95,10 +106,14 @@ class Lanes:
             self._alarm, self._call = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             self._hub.watch(self._alarm)
             undo.pop_all()
-        self.supervisor = Supervisor(self._hub, specs, timeouts, recovery, HOSTS[hosting].start)
+        self.supervisor = Supervisor(
+            self._hub, specs, timeouts, recovery, partial(HOSTS[hosting].start, placements=placements)
+        )
         self.supervisor.on_change = self._changed
         self._allocation = Allocation(memory, recovery.standby)
+        self.transport = Transport(transport or TransportPolicy(), self._post, timeouts.draft)
         self.counts = WireCounts()
+        self.times = LaneTimes()
         self._woken = False
         self._halted = False
         self._allots = True
@@ -134,7 +149,7 @@ class Lanes:
         Raises InvalidConfig if a worker says that it cannot become what it was told to, else LaneFailed.
         """
         self.supervisor.start_all()
-        self._until(lambda: all(lane.serving for lane in self.all), deadline)
+        self._until(lambda: all(lane.serving for lane in self.all) and self._transport_settled, deadline)
         if not self._halted:
             self.supervisor.restarting = True
             self.supervisor.start_standby()
@@ -149,6 +164,8 @@ class Lanes:
 
     def _until(self, done: Callable[[], bool], deadline: float) -> None:
         while not (done() or self._halted):
+            if self.transport.refusal is not None:
+                raise self.transport.refusal
             for lane in self.all:
                 if lane.state in (LaneState.DOWN, LaneState.CONDEMNED):
                     raise _refusal(lane)
@@ -157,12 +174,17 @@ class Lanes:
                 raise LaneFailed(late.name, f"not ready in time, in phase {late.phase}")
             self._turn(deadline)
 
+    @property
+    def _transport_settled(self) -> bool:
+        return self.transport.settled(lane.spec for lane in self.all)
+
     def stop(self) -> None:
         """End all workers, give them time to do it themselves. Frees everything.
 
         Nothing may be called after it, `wake` and `halt` included.
         """
         self.supervisor.stop(self._tell_stop)
+        self.transport.close()
         self._hub.close()
         os.close(self._alarm)
         os.close(self._call)
@@ -196,7 +218,8 @@ class Lanes:
         lane.in_flight, lane.reply, lane.abandoned = order.order, None, False
         lane.asked_at = time.monotonic()
         lane.orders += 1
-        self._post(lane, order)
+        released = self.transport.leases.take_released(lane.epoch)
+        self._post(lane, structs.replace(order, released=released) if released else order)
 
     def reply(self, lane: Lane, deadline: float) -> Drafted | Verified | NoReply:
         """The answer to what was asked last, or why there is none."""
@@ -227,10 +250,12 @@ class Lanes:
         now = time.monotonic()
         if now >= self.supervisor.next_tick:
             self.supervisor.tick(now)
+            self.transport.look(now)
         return event is not None or now < deadline
 
     def _changed(self) -> None:
         self._allocation.keep(self.supervisor.specs)
+        self.transport.reconcile(self.supervisor.alive)
         self._woken = True
 
     def _handle(self, event: Event) -> None:
@@ -272,7 +297,12 @@ class Lanes:
                 )
             case Loaded():
                 lane.device_id = fact.device_id
+                self.transport.loaded(lane, fact)  # first, so that what it exports is there when it profiles
                 self._allot()
+            case Exported():
+                self.transport.exported(lane, fact)
+            case Imported():
+                self.transport.imported(lane, fact)
             case Profiled():
                 lane.profile = fact.profile
                 self._allot()
@@ -325,15 +355,27 @@ class Lanes:
     def _answered(self, lane: Lane, fact: Drafted | Verified) -> None:
         lane.busy_ns += fact.busy_ns
         lane.reused = fact.reused
+        self._note_slots(lane, fact)
         lane.answered_at = time.monotonic()
         if lane.state is LaneState.CONDEMNED:  # shaken out of its sleep by the signals that end it
             self.counts.stale += 1
             return
         if fact.order != lane.in_flight or lane.abandoned:
             self.counts.stale += 1
+            self.times.late(lane.name, fact.busy_ns)
         else:
             lane.reply = fact
+            self.times.answered(lane.name, lane.answered_at - lane.asked_at, fact.busy_ns)
         lane.in_flight = None
+
+    def _note_slots(self, lane: Lane, fact: Drafted | Verified) -> None:
+        """Whether the reply is of use or not, what it says of shared memory is so."""
+        leases = self.transport.leases
+        leases.acked(fact.acks, lane.epoch)
+        if isinstance(fact, Verified):
+            parts = [item.rows for item in fact.items] + [item.rows for item in fact.pending]
+            refs = [part.at.ref for rows in parts for part in rows if part.at is not None]
+            leases.published(refs, time.monotonic())
 
     def _tell_stop(self, lane: Lane) -> None:
         self._post(lane, Stop(lane.epoch))

@@ -81,6 +81,8 @@ class LLM:
                 config.memory,
                 config.lanes,
                 config.max_verify_tokens,
+                config.placements,
+                config.transport_policy,
             )
             self._control = self._listen(self._coordinator.directory)
         atexit.register(self.close)
@@ -307,6 +309,7 @@ class LLM:
             stop_token_ids=tuple(sorted(stops)),
             logprobs=params.logprobs,
             constraints=self._constraints(params, stops),
+            prompt_logprobs=params.prompt_logprobs,
         )
         return Request(
             seq=next(self._numbers),

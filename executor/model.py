@@ -6,15 +6,15 @@ cannot work together, so that nothing is loaded in vain.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import msgspec
 
 from executor import checkpoint, heads, models, shipped, toy_text
-from executor.config import available_cores
 from executor.detokenizer import Detokenizer, token_bytes
 from executor.errors import InvalidConfig, InvalidRequest
 from executor.tokenizer import Tokenizer
@@ -23,7 +23,7 @@ from ipc.messages import LaneSpec, Vocabulary
 from ipc.toy import ToyParameters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from executor.config import Config
     from executor.text import Detokenizes
@@ -89,6 +89,13 @@ class CheckpointText:
         chat = self.tokenizer.render_chat(messages, tools=tools)
         if tools and chat == self.tokenizer.render_chat(messages):
             raise InvalidRequest("tools", "the model's chat template has no place for tools; leave them out")
+        for i, key in _said_beside_content(messages):
+            without = None
+            with suppress(InvalidRequest):  # perhaps the template cannot do without
+                others = [*messages[:i], {**messages[i], key: None}, *messages[i + 1 :]]
+                without = self.tokenizer.render_chat(others, tools=tools)
+            if chat == without:
+                _no_place(i, key)
         return self.tokenizer.encode(chat, add_special=False)
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -133,7 +140,26 @@ def _contents(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str
     """A chat without a template. Raises InvalidRequest."""
     if tools:
         raise InvalidRequest("tools", "tools are for models with a chat template; leave them out")
+    for i, key in _said_beside_content(messages):
+        _no_place(i, key)
     return "\n".join(message.get("content") or "" for message in messages)
+
+
+def _said_beside_content(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str]]:
+    """Message and key of what a model must be told, too, or the chat is another one."""
+    for i, message in enumerate(messages):
+        for key in ("name", "tool_calls", "function_call", "refusal"):
+            # Which tool or function answers is said by the order of messages.
+            if message.get(key) is not None and (key, message.get("role")) not in _SAID_BY_ORDER:
+                yield i, key
+
+
+_SAID_BY_ORDER = (("name", "tool"), ("name", "function"))
+
+
+def _no_place(i: int, key: str) -> NoReturn:
+    field = f"messages[{i}].{key}"
+    raise InvalidRequest(field, f"{field}: the model's chat template has no place for it; leave it out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,12 +272,14 @@ def _spec(config: Config, lane: LaneName, engine: LaneEngine, model: str, max_mo
         engine=engine,
         model=model,
         dtype=config.dtype,
-        device=config.device,
-        threads=config.threads or available_cores(),
+        device=config.placements[lane].device,
+        threads=config.threads_of(lane),
         max_sequences=config.max_sequences,
         max_model_len=max_model_len,
         num_speculative_tokens=config.num_speculative_tokens,
         reuse_prefixes=config.reuse_prefixes,
+        acceptance=config.acceptance,
+        q_rows=config.q_rows,
     )
 
 

@@ -7,13 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from executor.lanes import Lanes
-from executor.model import prepare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from executor.capacity import LanePlan, MemoryPlan
     from executor.config import Config
+    from executor.model import Prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +40,12 @@ class LaneRow:
         return asdict(self)
 
 
-def plan_memory(config: Config, progress: Callable[[str], None]) -> MemoryPlan:
-    """Starts workers and ends them. Raises InvalidConfig for what cannot be, LaneFailed."""
-    prepared = prepare(config, progress)
-    lanes = Lanes(prepared.specs, config.timeouts, config.recovery, config.memory, "process")
+def plan_memory(prepared: Prepared, config: Config) -> MemoryPlan:
+    """Starts workers and ends them. Raises InvalidConfig for what does not fit, LaneFailed."""
+    lanes = Lanes(
+        *(prepared.specs, config.timeouts, config.recovery, config.memory, "process"),
+        *(config.placements, config.transport_policy),
+    )
     try:
         return lanes.plan(time.monotonic() + config.timeouts.load)
     finally:

@@ -13,15 +13,23 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from executor import mps
+from executor.notify import NOTIFY_VARIABLES
+from executor.placement import Placement
+from ipc.lifeline import Lifeline
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from executor.lane import Lane
     from ipc.channel import Hub
     from ipc.messages import LaneName
 
 _TAIL_BYTES = 4096
+_ENDING = (signal.SIGABRT, signal.SIGKILL)
 _STDERR_BYTES = 16 << 20
 """So much of what a worker writes is kept, in memory, before all but its tail is dropped."""
 
@@ -36,8 +44,11 @@ def command(lane: LaneName, epoch: str, endpoint: str, death_fd: int) -> list[st
 
 
 class WorkerProcess:
-    def __init__(self, lane: LaneName, epoch: str, endpoint: str, threads: int) -> None:
+    def __init__(
+        self, lane: LaneName, epoch: str, endpoint: str, threads: int, place: Placement | None = None
+    ) -> None:
         """Starts it. Raises OSError."""
+        place = place or Placement()
         with ExitStack() as undo:
             # Unlike a pipe, a file cannot fill up and block a talkative worker; this one needs no disk.
             self._stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
@@ -45,20 +56,21 @@ class WorkerProcess:
             fcntl.fcntl(
                 self._stderr, fcntl.F_SETFL, os.O_APPEND
             )  # after trim_stderr it starts from the front
-            death_fd, self._lifeline = os.pipe2(os.O_CLOEXEC)
-            undo.callback(os.close, self._lifeline)
+            self.lifeline = Lifeline()
+            undo.callback(self.lifeline.close)
             try:
-                self._popen = subprocess.Popen(
-                    command(lane, epoch, endpoint, death_fd),
-                    stdin=subprocess.DEVNULL,
-                    stdout=self._stderr,
-                    stderr=self._stderr,
-                    pass_fds=(death_fd,),
-                    env=_environment(threads),
-                    start_new_session=True,  # the terminal's Ctrl-C is the coordinator's to handle
-                )
+                with _on_cores(place.cores):
+                    self._popen = subprocess.Popen(
+                        command(lane, epoch, endpoint, self.lifeline.worker_fd),
+                        stdin=subprocess.DEVNULL,
+                        stdout=self._stderr,
+                        stderr=self._stderr,
+                        pass_fds=(self.lifeline.worker_fd,),
+                        env=_environment(threads, place.environment),
+                        start_new_session=True,  # the terminal's Ctrl-C is the coordinator's to handle
+                    )
             finally:
-                os.close(death_fd)
+                self.lifeline.handed_over()
             undo.callback(self._popen.wait)
             undo.callback(self._popen.kill)
             self.pidfd = os.pidfd_open(self._popen.pid)
@@ -66,9 +78,19 @@ class WorkerProcess:
         self.pid = self._popen.pid
         self._closed = False
         self._lock = threading.Lock()  # a closed pidfd's number may already be another lane's
+        self._parting = mps.parting(place.environment, self.pid, self._signal)
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> bool:
-        """Whether there was a process to take the signal. May be called from any thread."""
+        """Whether there was a process to take the signal. May be called from any thread.
+
+        Under MPS its work on the GPU is ended first, so an ending signal may come a moment later.
+        """
+        if self._parting is not None and number in _ENDING and self._popen.returncode is None:
+            self._parting.then(number)
+            return True
+        return self._signal(number)
+
+    def _signal(self, number: signal.Signals) -> bool:
         with self._lock:
             if self._closed:
                 return False
@@ -105,16 +127,19 @@ class WorkerProcess:
         if self._popen.poll() is None:
             self.kill()
             self._popen.wait()
-        os.close(self._lifeline)
+        self.lifeline.close()
+        if self._parting is not None:
+            self._parting.close()
         with self._lock:
             self._closed = True
             os.close(self.pidfd)
         os.close(self._stderr)
 
 
-def start(lane: Lane, hub: Hub) -> WorkerProcess:
+def start(lane: Lane, hub: Hub, placements: Mapping[LaneName, Placement]) -> WorkerProcess:
     """A lane in a process of its own. Raises OSError."""
-    return WorkerProcess(lane.name, lane.epoch, hub.endpoint, lane.spec.threads)
+    place = placements.get(lane.name, Placement())
+    return WorkerProcess(lane.name, lane.epoch, hub.endpoint, lane.spec.threads, place)
 
 
 def describe_exit(status: int) -> str:
@@ -127,8 +152,24 @@ def describe_exit(status: int) -> str:
         return f"killed by signal {-status}"
 
 
-def _environment(threads: int) -> dict[str, str]:
-    environment = dict(os.environ)
+@contextmanager
+def _on_cores(cores: frozenset[int] | None) -> Iterator[None]:
+    """What this thread starts may use these cores only; its own it gets back. Raises OSError."""
+    if cores is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _environment(threads: int, own: Mapping[str, str]) -> dict[str, str]:
+    environment = os.environ | own
+    for name in NOTIFY_VARIABLES:  # the executor's to answer, not its workers'
+        environment.pop(name, None)
     environment["OMP_NUM_THREADS"] = str(threads)
     # Lanes share cores: a pool that spins after its work takes the time from the other lane.
     environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -74,6 +74,8 @@ class Completion:
     seed: int
     acceptance: Acceptance
     logprobs: list[TokenLogprobs] | None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """One for each token of the prompt but the first, if they were asked for."""
 
     @property
     def acceptance_length(self) -> float:
@@ -86,6 +88,7 @@ class Delta:
 
     logprobs: one for each token, if they were asked for. drafted: so many of the tokens, the first ones, were
     guessed by the speculator; drafted_text: so many characters of the text, the first ones, are theirs.
+    prompt_logprobs: only in a request's first delta, and if they were asked for: see Completion.
     """
 
     text: str
@@ -93,6 +96,7 @@ class Delta:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     drafted: int = 0
     drafted_text: int = 0
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
 
 class Outputs(Protocol):
@@ -115,6 +119,7 @@ class Request:
     outputs: Outputs
     finish_reason: FinishReason | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     acceptance: Acceptance = field(default_factory=Acceptance)
     cancelled: bool = False
     strikes: int = 0
@@ -140,4 +145,5 @@ class Request:
             seed=self.spec.seed,
             acceptance=self.acceptance,
             logprobs=self.logprobs if self.params.logprobs is not None else None,
+            prompt_logprobs=self.prompt_logprobs if self.params.prompt_logprobs is not None else None,
         )

@@ -70,7 +70,8 @@ class Supervisor:
         self.restarting = False
         """Whether a lane that dies is started again; not before all have served once."""
         self.next_tick = 0.0
-        self._ticked_at = time.monotonic()
+        self.ticked_at = time.monotonic()
+        """When it last did what was due: at least every half second if its thread is well."""
         self.deaths: dict[LaneName, int] = {spec.lane: 0 for spec in specs}
         self.restarts: Counter[LaneName] = Counter()
         """How often a lane was started again, or a spare took its place."""
@@ -168,6 +169,11 @@ class Supervisor:
             lane.process.kill()
             lane.process.wait(time.monotonic() + 5.0)
         self.bury(lane, reason)
+
+    @property
+    def alive(self) -> list[Lane]:
+        """Lanes that have a process, whatever they are and are to become."""
+        return list(self._alive)
 
     @property
     def starting(self) -> list[Lane]:
@@ -286,7 +292,7 @@ class Supervisor:
 
     def _excuse(self, now: float) -> None:
         """Lanes answer for no time in which nobody listened, whatever they were doing."""
-        away, self._ticked_at = now - self._ticked_at, now
+        away, self.ticked_at = now - self.ticked_at, now
         if away > _AWAY_SECONDS:
             for lane in self._alive:
                 lane.started_at = min(lane.started_at + away, now)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from executor import dialogue
+from executor import dialogue, prompt_scores
+from executor.drafting import NO_GUESSES
 from executor.hidden_rows import ORDER_BYTES
 from executor.lanes import NoReply
 from ipc.messages import Verified, VerifiedItem, Verify, VerifyItem
@@ -13,6 +14,7 @@ from ipc.messages import Verified, VerifiedItem, Verify, VerifyItem
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from executor.drafting import Guesses
     from executor.lane import Lane
     from executor.lanes import Lanes
     from executor.plan import Step
@@ -39,9 +41,7 @@ class Verifying:
         self.died_of = ""
         """What the target died of, the last time that it died over sequences."""
 
-    def run(
-        self, plan: Sequence[Step], drafts: dict[int, list[int]], vocabulary_size: int
-    ) -> Verdicts | None:
+    def run(self, plan: Sequence[Step], drafts: dict[int, Guesses], vocabulary_size: int) -> Verdicts | None:
         """A verdict for every sequence of the plan whose history the target has run.
 
         None if there will be none: the target is gone, or the executor is closing. If it died over them, that
@@ -54,18 +54,27 @@ class Verifying:
         reader = self._lanes.speculator
         head = reader.spec.head if reader is not None else None
         room = ORDER_BYTES
+        transport = self._lanes.transport
+        arena = transport.arena_for(target, reader) if head is not None else ""
         for request, *_ in plan:
+            request.rows.forget_lost(transport.leases)
             if request.seq not in target.told:
                 dialogue.open_at(self._lanes, target, request, len(request.tokens))
             since = dialogue.news(target, request)
-            draft = drafts.get(request.seq, [])
+            draft, q = drafts.get(request.seq, NO_GUESSES)
             rows_since = _rows_since(request, draft, head, room) if request.speculate else None
             if head is not None and rows_since is not None:
                 room -= (len(request.tokens) + len(draft) - rows_since) * head.row_bytes
-            items.append(VerifyItem(request.seq, request.gen, len(request.tokens), since, draft, rows_since))
+            items.append(
+                VerifyItem(
+                    *(request.seq, request.gen, len(request.tokens), since, draft, rows_since),
+                    prompt_since=prompt_scores.wanted_since(request),
+                    q=q,
+                )
+            )
         taps = head.taps if head is not None else ()
         number = next(dialogue.order_numbers)
-        self._lanes.ask(target, Verify(target.epoch, number, items, taps, PREFILL_TOKENS))
+        self._lanes.ask(target, Verify(target.epoch, number, items, taps, PREFILL_TOKENS, arena))
         reply = self._lanes.reply(target, time.monotonic() + self._seconds)
         if not isinstance(reply, Verified):
             if reply == NoReply("timeout"):
@@ -73,7 +82,8 @@ class Verifying:
             if reply != NoReply("halted"):
                 self._strike(plan, target)
             return None
-        if reason := self._contradiction(items, reply, vocabulary_size, head):
+        reason = self._contradiction(items, reply, vocabulary_size, head) or _wrong_scores(plan, reply)
+        if reason:
             self._lanes.supervisor.take_down(target, reason)
             self._strike(plan, target)
             return None
@@ -84,8 +94,11 @@ class Verifying:
             request.pending = waits is not None
             if waits is not None:
                 target.held[request.seq] = waits.held
+            told = waits or verdicts[request.seq]
+            if request.params.prompt_logprobs is not None:
+                request.prompt_logprobs += told.prompt_logprobs
             if head is not None:
-                request.rows.add((waits or verdicts[request.seq]).rows, head.window)
+                request.rows.add(told.rows, head.window, transport.leases)
         return Verdicts(verdicts, reply.busy_ns)
 
     def _contradiction(
@@ -112,6 +125,19 @@ class Verifying:
             request.strikes += 1
 
 
+def _wrong_scores(plan: Sequence[Step], reply: Verified) -> str:
+    """Whose prompt has not the log-probabilities that were asked for; empty if nobody's."""
+    asked = {request.seq: request for request, *_ in plan if request.params.prompt_logprobs is not None}
+    if not asked:
+        return ""
+    told: list[tuple[VerifiedItem | PendingItem, int]] = [(item, item.base_len) for item in reply.items]
+    for item, held in [*told, *((item, item.held) for item in reply.pending)]:
+        request = asked.get(item.seq)
+        if request is not None and not prompt_scores.as_wanted(request, item, held):
+            return f"{len(item.prompt_logprobs)} log-probabilities of {held} tokens of sequence {item.seq}"
+    return ""
+
+
 def _rows_since(request: Request, draft: Sequence[int], head: HeadSpec | None, room: int) -> int | None:
     """The first position whose hidden row is news and of use, if all from there on fit into `room` bytes."""
     if head is None:
@@ -124,10 +150,18 @@ def _sound(asked: VerifyItem, rows: Sequence[HiddenRows], end: int, head: HeadSp
     """Whether the hidden rows are of positions that were asked for and below `end`, in order, and whole."""
     position = asked.rows_since if asked.rows_since is not None else end
     for part in rows:
-        if head is None or part.start < position or part.count * head.row_bytes != len(part.data):
+        if head is None or part.start < position or not _whole(part, head):
             return False
         position = part.start + part.count
     return not rows or position <= end
+
+
+def _whole(part: HiddenRows, head: HeadSpec) -> bool:
+    """Whether there are as many rows as it says, here or in an arena."""
+    if part.at is None:
+        return part.count * head.row_bytes == len(part.data)
+    shape = (part.count, head.row_bytes // 2)
+    return part.count > 0 and not part.data and (part.at.dtype, part.at.shape) == ("bf16", shape)
 
 
 def _possible_wait(asked: VerifyItem, pending: PendingItem, head: HeadSpec | None) -> bool:

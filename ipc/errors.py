@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 
 class WireError(Exception):
     """Base of all errors of the wire."""
@@ -17,3 +19,32 @@ class ProtocolError(WireError):
 
 class PeerGone(WireError):
     """The other end does not take messages any more."""
+
+
+class ArenaError(WireError):
+    """Shared tensor memory cannot be had, or cannot be reached."""
+
+
+class BadDescriptor(ArenaError):
+    """A descriptor contradicts what its arena is known to be; no tensor was made of it."""
+
+
+CudaIpcObstacle = Literal[
+    "no_bindings",
+    "no_device",
+    "wsl2",
+    "mig",
+    "pid_namespace",
+    "same_process",
+    "device_not_visible",
+    "not_exportable",
+    "driver",
+]
+
+
+class CudaIpcUnavailable(ArenaError):
+    """CUDA memory cannot be shared between these processes; `obstacle` says why, for machines."""
+
+    def __init__(self, obstacle: CudaIpcObstacle, message: str) -> None:
+        super().__init__(message)
+        self.obstacle: CudaIpcObstacle = obstacle

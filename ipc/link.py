@@ -51,8 +51,12 @@ def link_table(lane: LaneName) -> Table[LinkState, str]:
         (_S.BUSY, answer): _S.IDLE,
         (_S.STOPPING, "Stop"): _S.STOPPING,
     }
-    for fact in ("PhaseReached", "Loaded", "Profiled", "Ready", "Progressed", answer):
+    facts = "PhaseReached", "Loaded", "Exported", "Imported", "Profiled", "Ready", "Progressed", answer
+    for fact in facts:
         rows[_S.STOPPING, fact] = _S.STOPPING
+    for state in (_S.LOADED, _S.PROFILING, _S.PROFILED, _S.PREPARING, _S.IDLE, _S.BUSY):
+        for message in ("Export", "Exported", "Import", "Imported", "Unmap"):
+            rows[state, message] = state
     for state in (_S.STARTING, _S.PROFILING, _S.PREPARING):
         rows[state, "PhaseReached"] = state
     for state in (_S.IDLE, _S.BUSY):

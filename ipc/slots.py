@@ -6,6 +6,7 @@ write can be told from the present one by comparison alone.
 
 from __future__ import annotations
 
+from collections import deque
 from enum import StrEnum
 
 from ipc.errors import ProtocolError
@@ -62,15 +63,23 @@ class Slots:
     def __init__(self, count: int) -> None:
         self._states = [SlotState.FREE] * count
         self._generations = [0] * count
+        self._free = deque(range(count))  # who was free longest comes first, so that stale readers show
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
 
     def acquire(self) -> tuple[int, int] | None:
         """Index and new generation of a free slot to write, or None if all are taken."""
-        for index, state in enumerate(self._states):
-            if state is SlotState.FREE:
-                self._states[index] = SLOT_TABLE.step(state, SlotEvent.ACQUIRED)
-                self._generations[index] += 1
-                return index, self._generations[index]
-        return None
+        if not self._free:
+            return None
+        index = self._free.popleft()
+        self._states[index] = SLOT_TABLE.step(self._states[index], SlotEvent.ACQUIRED)
+        self._generations[index] += 1
+        return index, self._generations[index]
 
     def apply(self, index: int, generation: int, event: SlotEvent) -> None:
         """Raises ProtocolError for an unknown slot, a stale generation, or an event that is not legal now."""
@@ -80,11 +89,27 @@ class Slots:
             raise ProtocolError(
                 f"slot {index}: {event} of generation {generation}, now {self._generations[index]}"
             )
-        self._states[index] = SLOT_TABLE.step(self._states[index], event)
+        self._step(index, event)
 
-    def peer_died(self) -> None:
-        """The importer is gone for certain: all that it held is free again."""
-        self._states = [SLOT_TABLE.step(state, SlotEvent.PEER_DIED) for state in self._states]
+    def peer_died(self) -> list[int]:
+        """The importer is gone for certain: all that it held is free again. Which those are."""
+        held = [index for index, state in enumerate(self._states) if state in _HELD]
+        for index in held:
+            self._step(index, SlotEvent.PEER_DIED)
+        return held
 
     def state(self, index: int) -> SlotState:
         return self._states[index]
+
+    def count(self, state: SlotState) -> int:
+        return self._states.count(state)
+
+    def _step(self, index: int, event: SlotEvent) -> None:
+        before = self._states[index]
+        after = self._states[index] = SLOT_TABLE.step(before, event)
+        if after is SlotState.FREE and before is not after:
+            self._free.append(index)
+
+
+_HELD = (SlotState.PUBLISHED, SlotState.LEASED, SlotState.QUARANTINED)
+"""By the importer."""

@@ -71,10 +71,7 @@ class LaneSequence:
         many are run, and no rows.
         """
         full = [*self.tokens, *wanted] if wanted else self.tokens
-        limit = min(len(self._cached), len(full) - rows)
-        start = min(self._agreed, limit)
-        while start < limit and self._cached[start] == full[start]:
-            start += 1
+        start = self._cached_of(full, len(full) - rows)
         end = len(full)
         if room is not None and end - rows - start > room:
             end, rows = start + room, 0
@@ -82,3 +79,23 @@ class LaneSequence:
         self._cached[start:] = run
         self._agreed = min(end, len(self.tokens))
         return Window(self.seq, start, run, rows)
+
+    def stretch(self, end: int, most: int) -> Window:
+        """The next at most `most` tokens of the history, below `end`, that the engine has not seen.
+
+        All of them give rows.
+        """
+        start = self._cached_of(self.tokens, end)
+        run = self.tokens[start : min(end, start + most)]
+        if run:
+            self._cached[start:] = run
+            self._agreed = start + len(run)
+        return Window(self.seq, start, run, len(run))
+
+    def _cached_of(self, tokens: SequenceOf[int], most: int) -> int:
+        """How many of the first `most` of these tokens are cached."""
+        limit = min(len(self._cached), most)
+        start = min(self._agreed, limit)
+        while start < limit and self._cached[start] == tokens[start]:
+            start += 1
+        return start

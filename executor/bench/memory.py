@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from executor.errors import InvalidConfig
-from executor.llm import LLM
 from executor.planning import rows
 from executor.sampling import SamplingParams
 
@@ -20,18 +19,20 @@ if TYPE_CHECKING:
 
     from executor.config import Config
     from executor.lane import Lane
+    from executor.llm import LLM
 
 _NEW_TOKENS = 128
 """So many rounds that the speculator, which is told long prompts piece by piece, comes to hold them all."""
 
 
-def measure(config: Config) -> dict[str, Any]:
+def measure(llm: LLM) -> dict[str, Any]:
     """Per lane the planned total and the measured peak in bytes, and measured / planned.
 
     The peak is the process's own since it had loaded; `load_peak` is that of loading. Raises InvalidConfig
     for lanes on a GPU, LaneFailed.
     """
-    with LLM(config) as llm:
+    config = llm.config
+    with llm:
         plan = llm.coordinator.memory
         assert plan is not None, "an executor that serves has a plan"
         if on_gpu := [lane.profile.device for lane in plan.lanes if lane.profile.device != "cpu"]:

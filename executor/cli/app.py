@@ -10,6 +10,7 @@ from executor.cli import (
     chat,
     doctor,
     generate,
+    launch,
     plan,
     prune,
     serve,
@@ -44,6 +45,7 @@ def speclane(
 
 
 app.command()(serve.serve)
+app.command()(launch.launch)
 app.command()(chat.chat)
 app.command()(generate.generate)
 app.command()(plan.plan)

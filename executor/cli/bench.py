@@ -4,6 +4,7 @@ import typer
 
 from executor.cli import (
     bench_decode,
+    bench_handoff,
     bench_http,
     bench_invariance,
     bench_memory,
@@ -18,3 +19,4 @@ app.command("invariance")(bench_invariance.invariance)
 app.command("recovery")(bench_recovery.recovery)
 app.command("memory")(bench_memory.memory)
 app.command("http")(bench_http.http)
+app.command("handoff")(bench_handoff.handoff)

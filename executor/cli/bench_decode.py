@@ -1,10 +1,12 @@
 """`speclane bench decode`: decoding speed with and without speculation."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from executor.cli import options as o
+from executor.cli.groups import ModelOptions, grouped
 from executor.cli.output import log, log_to_stderr, note, progress_shown, write_json
 from executor.errors import InvalidConfig
 
@@ -14,8 +16,8 @@ if TYPE_CHECKING:
 _MODES = "off,sequential"
 
 
-def decode(
-    ctx: typer.Context,
+@dataclass(frozen=True, kw_only=True)
+class _Runs:
     prompts: Annotated[
         str | None,
         typer.Option(
@@ -23,44 +25,30 @@ def decode(
             metavar="copy-heavy|lane-bench|FILE",
             show_default="copy-heavy",
         ),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first L prompts.", metavar="L")] = None,
+    ] = None
+    limit: Annotated[int | None, typer.Option(help="Only the first L prompts.", metavar="L")] = None
     each: Annotated[
         int | None, typer.Option(help="Only the first E prompts of each category.", metavar="E")
-    ] = None,
-    new_tokens: Annotated[int, typer.Option(help="Tokens to decode per prompt.", metavar="N")] = 64,
-    batch: Annotated[int, typer.Option(help="Sequences that run at once.", metavar="B")] = 1,
-    modes: Annotated[str, typer.Option(help="Modes to compare, with commas.", metavar=_MODES)] = _MODES,
-    repeat: Annotated[int, typer.Option(help="Runs per mode; the median counts.", metavar="R")] = 3,
-    raw: o.Raw = False,
-    target: o.Target = None,
-    speculator: o.Speculator = "auto",
-    num_speculative_tokens: o.NumSpeculativeTokens = None,
-    engine: o.Engine = "native",
-    dtype: o.Dtype = "bf16",
-    device: o.Device = "auto",
-    lanes: o.Lanes = "process",
-    max_model_len: o.MaxModelLen = None,
-    memory_budget: o.MemoryBudget = None,
-    kv_tokens: o.KvTokens = None,
-    max_verify_tokens: o.MaxVerifyTokens = None,
-    threads: o.Threads = None,
-    cache_dir: o.CacheDir = None,
-    load_timeout: o.LoadTimeout = None,
-    draft_timeout: o.DraftTimeout = None,
-    hang_timeout: o.HangTimeout = None,
-    verify_timeout: o.VerifyTimeout = None,
-    stop_timeout: o.StopTimeout = None,
-    temperature: o.Temperature = 0.0,
+    ] = None
+    new_tokens: Annotated[int, typer.Option(help="Tokens to decode per prompt.", metavar="N")] = 64
+    batch: Annotated[int, typer.Option(help="Sequences that run at once.", metavar="B")] = 1
+    modes: Annotated[str, typer.Option(help="Modes to compare, with commas.", metavar=_MODES)] = _MODES
+    repeat: Annotated[int, typer.Option(help="Runs per mode; the median counts.", metavar="R")] = 3
+    raw: o.Raw = False
+    temperature: o.Temperature = 0.0
     seed: Annotated[
         int, typer.Option(help="Seed of the first prompt; the next has one more.", metavar="S")
-    ] = 0,
-    as_json: o.Json = False,
-    verbose: o.Verbose = False,
-) -> None:
-    """Tokens per second with and without speculation, in turns; status 1 if their tokens differ."""
+    ] = 0
+
+
+@grouped
+def decode(runs: _Runs, model: ModelOptions, as_json: o.Json = False, verbose: o.Verbose = False) -> None:
+    """Tokens per second with and without speculation, in turns; status 1 if their tokens differ.
+
+    With --acceptance rejection or block and a temperature they may.
+    """
     log_to_stderr(verbose=verbose)
-    plan = _plan(ctx.params)
+    plan = _plan(runs, model)
 
     from executor.bench.decode import measure, prepare
 
@@ -72,11 +60,11 @@ def decode(
     else:
         _show(result)
     _warn(result)
-    if not result["tokens_agree"]:
+    if not (result["tokens_agree"] or _may_differ(result)):
         raise typer.Exit(1)
 
 
-def _plan(given: dict[str, Any]) -> "Plan":
+def _plan(runs: _Runs, model: ModelOptions) -> "Plan":
     """Raises InvalidConfig or InvalidRequest before anything is loaded."""
     from executor.bench.decode import Plan, parse_modes
     from executor.bench.prompts import COPY_HEAVY, SHIPPED, read_prompts
@@ -84,27 +72,27 @@ def _plan(given: dict[str, Any]) -> "Plan":
     from executor.sampling import SamplingParams
 
     for name, works in (("new_tokens", 64), ("repeat", 3), ("limit", 8), ("each", 5)):
-        if given[name] is not None:
-            o.whole(name, given[name], 1, 1 << 20, works)
-    o.whole("batch", given["batch"], 1, 1024, 8)
-    modes = parse_modes(given["modes"])
-    if given["speculator"] == "off" and "sequential" in modes:
+        if (given := getattr(runs, name)) is not None:
+            o.whole(name, given, 1, 1 << 20, works)
+    o.whole("batch", runs.batch, 1, 1024, 8)
+    modes = parse_modes(runs.modes)
+    if model.speculator == "off" and "sequential" in modes:
         raise InvalidConfig(
             "speculator", "--speculator off contradicts --modes with sequential; try --speculator auto"
         )
-    SamplingParams(temperature=given["temperature"], seed=given["seed"])
-    file = given["prompts"]
+    SamplingParams(temperature=runs.temperature, seed=runs.seed)
+    file = runs.prompts
     shipped = COPY_HEAVY if file is None else SHIPPED.get(file)
     prompts = shipped or local_path("prompts", file, str(COPY_HEAVY))
     return Plan(
-        config=o.config(given, max_sequences=given["batch"], reuse_prefixes=False),
-        prompts=read_prompts(prompts, given["limit"], given["each"]),
+        config=model.config(max_sequences=runs.batch, reuse_prefixes=False),
+        prompts=read_prompts(prompts, runs.limit, runs.each),
         modes=modes,
-        new_tokens=given["new_tokens"],
-        temperature=given["temperature"],
-        seed=given["seed"],
-        repeat=given["repeat"],
-        raw=given["raw"],
+        new_tokens=runs.new_tokens,
+        temperature=runs.temperature,
+        seed=runs.seed,
+        repeat=runs.repeat,
+        raw=runs.raw,
     )
 
 
@@ -114,8 +102,13 @@ def _warn(result: dict[str, Any]) -> None:
     for row in result["rows"]:
         if row["speedup"] is not None and row["speedup"] < 1:
             log.warning("%s is slower than no speculation: speedup %.2f", row["mode"], row["speedup"])
-    if not result["tokens_agree"]:
+    if not (result["tokens_agree"] or _may_differ(result)):
         log.warning("the runs decoded different tokens: see tokens_sha256")
+
+
+def _may_differ(result: dict[str, Any]) -> bool:
+    """Whether texts hang on what was drafted."""
+    return bool(result["acceptance"] != "coupled" and result["temperature"] > 0.0)
 
 
 def _show(result: dict[str, Any]) -> None:
@@ -124,6 +117,7 @@ def _show(result: dict[str, Any]) -> None:
     from rich.table import Table
 
     title = f"{result['target']}, {result['dtype']}, {result['threads']} threads, batch {result['batch']}"
+    title += f", {result['acceptance']} acceptance"
     columns = ("mode", "tok/s", "speedup", "length", "by position", "draft", "verify", "wire", "tokens")
     caption = "length: tokens per target step; draft, verify, wire: milliseconds per round"
     table = Table(*columns, title=escape(title), caption=caption, box=None)

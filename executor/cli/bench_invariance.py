@@ -5,11 +5,11 @@ from typing import Annotated, Any
 import typer
 
 from executor.cli import options as o
+from executor.cli.groups import ModelOptions
 from executor.cli.output import log_to_stderr, progress_shown, write_json
 
 
 def invariance(
-    ctx: typer.Context,
     target: o.Target = None,
     dtype: o.Dtype = "bf16",
     threads: o.Threads = None,
@@ -26,9 +26,10 @@ def invariance(
     log_to_stderr(verbose=verbose)
     o.whole("context", context, 1, 1 << 20, 200)
     o.whole("repeat", repeat, 1, 10000, 30)
-    config = o.config(
-        ctx.params | {"speculator": "off", "num_speculative_tokens": None}, **_fixed(ctx.params)
+    native = ModelOptions(
+        target=target, speculator="off", device="cpu", dtype=dtype, threads=threads, cache_dir=cache_dir
     )
+    config = native.config(max_sequences=1, num_speculative_tokens=num_speculative_tokens)
 
     from executor.bench.invariance import measure
 
@@ -38,15 +39,6 @@ def invariance(
         write_json(result)
     else:
         _show(result)
-
-
-def _fixed(given: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "engine": "native",
-        "device": "cpu",
-        "max_sequences": 1,
-        "num_speculative_tokens": given["num_speculative_tokens"],
-    }
 
 
 def _show(result: dict[str, Any]) -> None:

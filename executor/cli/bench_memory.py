@@ -1,42 +1,43 @@
 """`speclane bench memory`: whether lanes take what was planned."""
 
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import typer
 
 from executor.cli import options as o
+from executor.cli.groups import ProcessOptions, grouped
 from executor.cli.output import log_to_stderr, progress_shown, write_json
 
 
-def memory(
-    ctx: typer.Context,
-    batch: Annotated[int, typer.Option(help="Sequences that run at once.", metavar="B")] = 4,
-    target: o.Target = None,
-    speculator: o.Speculator = "auto",
-    num_speculative_tokens: o.NumSpeculativeTokens = None,
-    engine: o.Engine = "native",
-    dtype: o.Dtype = "bf16",
+@dataclass(frozen=True, kw_only=True)
+class _OnCpu(ProcessOptions):
+    device: str = field(init=False, default="cpu")
+    target_device: None = field(init=False, default=None)
+    speculator_device: None = field(init=False, default=None)
     max_model_len: Annotated[
         int, typer.Option(help="Longest sequence in tokens; all are filled up to it.", metavar="N")
-    ] = 1024,
-    memory_budget: o.MemoryBudget = None,
-    kv_tokens: o.KvTokens = None,
-    threads: o.Threads = None,
-    cache_dir: o.CacheDir = None,
-    load_timeout: o.LoadTimeout = None,
-    draft_timeout: o.DraftTimeout = None,
-    verify_timeout: o.VerifyTimeout = None,
+    ] = 1024
+
+
+@grouped
+def memory(
+    *,
+    batch: Annotated[int, typer.Option(help="Sequences that run at once.", metavar="B")] = 4,
+    model: _OnCpu,
     as_json: o.Json = False,
     verbose: o.Verbose = False,
 ) -> None:
     """Fill each lane's KV on the CPU, and compare the peak of its memory with the plan."""
     log_to_stderr(verbose=verbose)
-    config = o.config(ctx.params, max_sequences=batch, device="cpu")
+    config = model.config(max_sequences=batch)
 
     from executor.bench.memory import measure
+    from executor.llm import LLM
 
     with progress_shown():
-        result = measure(config)
+        llm = LLM(config)
+    result = measure(llm)
     if as_json:
         write_json(result)
     else:

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from executor.cli import options as o
+from executor.cli.groups import ProcessOptions, RecoveryOptions, grouped
 from executor.cli.output import log, log_to_stderr, note, progress_shown, write_json
 from executor.errors import InvalidConfig
 
@@ -12,20 +13,14 @@ _TIMES = 10
 _NEW_TOKENS = 1000
 
 
+@grouped
 def recovery(
-    ctx: typer.Context,
+    *,
     times: Annotated[int, typer.Option(help="How often each thing happens.", metavar="N")] = _TIMES,
     new_tokens: Annotated[int, typer.Option(help="Tokens of a stream.", metavar="N")] = _NEW_TOKENS,
     prompt: Annotated[str, typer.Option(help="What is asked.", metavar="TEXT")] = "Count to one thousand.",
-    target: o.Target = None,
-    speculator: o.Speculator = "auto",
-    num_speculative_tokens: o.NumSpeculativeTokens = None,
-    engine: o.Engine = "native",
-    dtype: o.Dtype = "bf16",
-    device: o.Device = "auto",
-    threads: o.Threads = None,
-    cache_dir: o.CacheDir = None,
-    standby: o.Standby = None,
+    model: ProcessOptions,
+    deaths: RecoveryOptions,
     as_json: o.Json = False,
     verbose: o.Verbose = False,
 ) -> None:
@@ -35,12 +30,12 @@ def recovery(
         log.setLevel("CRITICAL")  # the deaths are meant
     o.whole("times", times, 1, 10_000, _TIMES)
     o.whole("new_tokens", new_tokens, 32, 1 << 20, _NEW_TOKENS)
-    if speculator == "off":
+    if model.speculator == "off":
         raise InvalidConfig("speculator", "--speculator off leaves nothing to measure; try ngram")
     from executor.bench.recovery import Plan, measure
     from executor.llm import LLM
 
-    config = o.config(ctx.params)
+    config = model.config(recovery=deaths.recovery())
     plan = Plan(config=config, prompt=o.valid_text("prompt", prompt), times=times, new_tokens=new_tokens)
     with progress_shown():
         LLM(config).encode(plan.prompt, plan.params)  # refused here, not after minutes

@@ -3,11 +3,13 @@
 import logging
 import math
 import signal
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from executor.cli import options as o
+from executor.cli.groups import ProcessOptions, grouped
 from executor.cli.output import log, log_to_stderr, note, progress_shown, write_json
 from executor.errors import InvalidConfig
 
@@ -27,41 +29,40 @@ def _traffic(metavar: str, text: str) -> Any:
     return typer.Option(help=text, metavar=metavar, rich_help_panel="Traffic")
 
 
-def chaos(
-    ctx: typer.Context,
-    requests: Annotated[int, _traffic("R", "Requests of a round.")] = 64,
-    concurrency: Annotated[int, _traffic("C", "Requests that run at once.")] = 8,
-    minutes: Annotated[float, _traffic("X", "Repeat it all until so many minutes have passed.")] = 0.0,
-    max_tokens: Annotated[int, _traffic("N", "Tokens of the longest answers.")] = 64,
-    temperature: Annotated[float, _traffic("T", "0 is greedy.")] = 0.0,
-    seed: Annotated[int, _traffic("S", "Same seed, same prompts, samples and faults.")] = 0,
+@dataclass(frozen=True, kw_only=True)
+class _Traffic:
+    requests: Annotated[int, _traffic("R", "Requests of a round.")] = 64
+    concurrency: Annotated[int, _traffic("C", "Requests that run at once.")] = 8
+    minutes: Annotated[float, _traffic("X", "Repeat it all until so many minutes have passed.")] = 0.0
+    max_tokens: Annotated[int, _traffic("N", "Tokens of the longest answers.")] = 64
+    temperature: Annotated[float, _traffic("T", "0 is greedy.")] = 0.0
+    seed: Annotated[int, _traffic("S", "Same seed, same prompts, samples and faults.")] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Faults:
     kill_speculator: Annotated[
         int | None, _faults("Kill the speculator N times; 3 if there is one. Rounds go on until all struck.")
-    ] = None,
-    kill_target: Annotated[int, _faults("Kill the target N times.")] = 1,
-    stop_speculator: Annotated[int, _faults("Stop (SIGSTOP) the speculator N times, so that it hangs.")] = 0,
-    target: o.Target = None,
+    ] = None
+    kill_target: Annotated[int, _faults("Kill the target N times.")] = 1
+    stop_speculator: Annotated[int, _faults("Stop (SIGSTOP) the speculator N times, so that it hangs.")] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Model(ProcessOptions):
     speculator: Annotated[
-        str | None,
+        str,
         typer.Option(
-            help="What drafts. If not given, auto; with --engine toy, a toy that is often right.",
+            help="What drafts; auto with --engine toy is a toy that is often right.",
             metavar="off|ngram|suffix|eagle|cascade|MODEL",
             rich_help_panel="Model",
         ),
-    ] = None,
-    num_speculative_tokens: o.NumSpeculativeTokens = None,
-    engine: o.Engine = "native",
-    dtype: o.Dtype = "bf16",
-    device: o.Device = "auto",
-    max_model_len: o.MaxModelLen = None,
-    threads: o.Threads = None,
-    cache_dir: o.CacheDir = None,
-    load_timeout: o.LoadTimeout = None,
-    draft_timeout: o.DraftTimeout = None,
-    verify_timeout: o.VerifyTimeout = None,
-    hang_timeout: o.HangTimeout = None,
-    as_json: o.Json = False,
-    verbose: o.Verbose = False,
+    ] = "auto"
+
+
+@grouped
+def chaos(
+    traffic: _Traffic, faults: _Faults, model: _Model, as_json: o.Json = False, verbose: o.Verbose = False
 ) -> None:
     """Kill lanes under traffic, and compare every token with an undisturbed run.
 
@@ -73,7 +74,7 @@ def chaos(
     behind, or a lane did not come back to work.
     """
     log_to_stderr(verbose=verbose)
-    plan = _plan(ctx.params)
+    plan = _plan(traffic, faults, model)
 
     from executor.chaos.run import measure, prepare
 
@@ -90,37 +91,47 @@ def chaos(
         raise typer.Exit(1)
 
 
-def _plan(given: dict[str, Any]) -> "Plan":
+def _plan(traffic: _Traffic, faults: _Faults, model: _Model) -> "Plan":
     """Raises InvalidConfig or InvalidRequest before anything is loaded."""
     from executor.chaos.plan import MIN_ANSWER, RESTARTS, STRIKES, Plan
     from executor.config import Recovery
     from executor.sampling import SamplingParams
 
-    o.whole("requests", given["requests"], 1, 1 << 20, 64)
-    o.whole("concurrency", given["concurrency"], 1, 256, 8)
-    o.whole("max_tokens", given["max_tokens"], MIN_ANSWER, 1 << 20, 64)
-    if not 0 <= given["minutes"] < math.inf:
-        raise InvalidConfig("minutes", f"--minutes must be 0 or more, got {given['minutes']}; try 5")
-    SamplingParams(temperature=given["temperature"], seed=given["seed"])
-    faults = _fault_counts(given)
-    config = o.config(
-        given | {"speculator": _speculator(given)},
-        max_sequences=given["concurrency"],
-        recovery=Recovery(policy=RESTARTS, strikes=STRIKES),
+    o.whole("requests", traffic.requests, 1, 1 << 20, 64)
+    o.whole("concurrency", traffic.concurrency, 1, 256, 8)
+    o.whole("max_tokens", traffic.max_tokens, MIN_ANSWER, 1 << 20, 64)
+    if not 0 <= traffic.minutes < math.inf:
+        raise InvalidConfig("minutes", f"--minutes must be 0 or more, got {traffic.minutes}; try 5")
+    SamplingParams(temperature=traffic.temperature, seed=traffic.seed)
+    counts = _fault_counts(faults, model.speculator)
+    if model.speculator == "auto" and model.engine == "toy":
+        toy = ",".join(filter(None, (model.target or "vocabulary=256", _OFTEN_RIGHT)))
+        model = replace(model, speculator=toy)
+    return Plan(
+        config=model.config(
+            max_sequences=traffic.concurrency, recovery=Recovery(policy=RESTARTS, strikes=STRIKES)
+        ),
+        faults=counts,
+        requests=traffic.requests,
+        max_tokens=traffic.max_tokens,
+        temperature=traffic.temperature,
+        seed=traffic.seed,
+        minutes=traffic.minutes,
     )
-    traffic = {name: given[name] for name in ("requests", "max_tokens", "temperature", "seed", "minutes")}
-    return Plan(config=config, faults=faults, **traffic)
 
 
-def _fault_counts(given: dict[str, Any]) -> "dict[FaultKind, int]":
+def _fault_counts(faults: _Faults, speculator: str) -> "dict[FaultKind, int]":
     from executor.chaos.plan import FaultKind
 
-    counts = {name: given[name] for name in ("kill_speculator", "kill_target", "stop_speculator")}
-    if counts["kill_speculator"] is None:
-        counts["kill_speculator"] = 0 if given["speculator"] == "off" else _USUAL_KILLS
+    usual = 0 if speculator == "off" else _USUAL_KILLS
+    counts = {
+        "kill_speculator": usual if faults.kill_speculator is None else faults.kill_speculator,
+        "kill_target": faults.kill_target,
+        "stop_speculator": faults.stop_speculator,
+    }
     for name, count in counts.items():
         o.whole(name, count, 0, _MOST_FAULTS, _USUAL_KILLS)
-        if given["speculator"] == "off" and count and name != "kill_target":
+        if speculator == "off" and count and name != "kill_target":
             option = "--" + name.replace("_", "-")
             raise InvalidConfig(name, f"{option} {count} contradicts --speculator off; leave it out")
     return {
@@ -128,14 +139,6 @@ def _fault_counts(given: dict[str, Any]) -> "dict[FaultKind, int]":
         FaultKind("target", signal.SIGKILL): counts["kill_target"],
         FaultKind("speculator", signal.SIGSTOP): counts["stop_speculator"],
     }
-
-
-def _speculator(given: dict[str, Any]) -> str:
-    if given["speculator"] is not None:
-        return str(given["speculator"])
-    if given["engine"] != "toy":
-        return "auto"
-    return ",".join(filter(None, (given["target"] or "vocabulary=256", _OFTEN_RIGHT)))
 
 
 def _show(result: dict[str, Any]) -> None:

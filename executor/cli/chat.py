@@ -1,11 +1,11 @@
 """`speclane chat`: a conversation in the terminal, through the model's own template."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from executor.cli import options as o
+from executor.cli.groups import ModelOptions, SamplingOptions, grouped
 from executor.cli.output import log_to_stderr, note, progress_shown
 from executor.errors import InvalidRequest
 
@@ -17,33 +17,26 @@ if TYPE_CHECKING:
 _HELP = "/new begins again, /quit ends; so does Ctrl-D"
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Sampling(SamplingOptions):
+    max_tokens: o.MaxTokens = 512
+    temperature: o.Temperature = 0.7
+    logprobs: None = field(init=False, default=None)
+    prompt_logprobs: None = field(init=False, default=None)
+
+
+@grouped
 def chat(
-    ctx: typer.Context,
-    config: o.ConfigFile = None,
+    *,
     system: o.System = None,
-    target: o.Target = None,
-    speculator: o.Speculator = "auto",
-    num_speculative_tokens: o.NumSpeculativeTokens = None,
-    speculative_config: o.SpeculativeConfig = None,
-    engine: o.Engine = "native",
-    dtype: o.Dtype = "bf16",
-    device: o.Device = "auto",
-    max_model_len: o.MaxModelLen = None,
-    memory_budget: o.MemoryBudget = None,
-    threads: o.Threads = None,
-    cache_dir: o.CacheDir = None,
-    max_tokens: Annotated[int, typer.Option(help="Of each answer.", metavar="N")] = 512,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.", metavar="T")] = 0.7,
-    top_p: o.TopP = None,
-    top_k: o.TopK = None,
-    min_p: o.MinP = None,
-    seed: o.Seed = None,
+    model: ModelOptions,
+    sampling: _Sampling,
     verbose: o.Verbose = False,
 ) -> None:
     """Talk with a model. Each line is a message; answers come as they are generated."""
     log_to_stderr(verbose=verbose)
-    params = o.sampling(ctx.params)
-    made = o.config(ctx.params, max_sequences=1)
+    params = sampling.params()
+    made = model.config(max_sequences=1)
 
     from executor.cli.lane_view import LaneView
     from executor.cli.screen import Screen

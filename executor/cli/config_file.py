@@ -15,8 +15,8 @@ def read_config_file(ctx: typer.Context, path: str | None) -> str | None:
         options = {parameter.name: parameter for parameter in ctx.command.params if parameter.name}
         given = {_name(key): value for key, value in _read(Path(path)).items()}
         for key, value in given.items():
-            if key not in options or key == "config":
-                known = ", ".join(sorted(name.replace("_", "-") for name in options if name != "config"))
+            if key not in options or key == "config_file":
+                known = ", ".join(sorted(name.replace("_", "-") for name in options if name != "config_file"))
                 raise InvalidConfig("config", f"config {path}: no option {key!r} here, only {known}")
             if isinstance(value, dict):
                 raise InvalidConfig("config", f"config {path}: {key} is a table; give a value")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from executor.cli import options as o
+from executor.cli.groups import ModelOptions, RecoveryOptions, SamplingOptions, grouped
 from executor.cli.output import log_to_stderr, note, progress_shown, write_json
 from executor.errors import InvalidRequest
 
@@ -21,8 +22,9 @@ _SHOWN = 72
 """Characters of a prompt that are shown above its answer."""
 
 
+@grouped
 def generate(
-    ctx: typer.Context,
+    *,
     prompt: Annotated[
         list[str] | None,
         typer.Option(
@@ -37,52 +39,18 @@ def generate(
     ] = None,
     system: o.System = None,
     raw: o.Raw = False,
-    target: o.Target = None,
-    speculator: o.Speculator = "auto",
-    num_speculative_tokens: o.NumSpeculativeTokens = None,
-    engine: o.Engine = "native",
-    dtype: o.Dtype = "bf16",
-    device: o.Device = "auto",
-    lanes: o.Lanes = "process",
-    max_model_len: o.MaxModelLen = None,
-    memory_budget: o.MemoryBudget = None,
-    kv_tokens: o.KvTokens = None,
-    threads: o.Threads = None,
-    cache_dir: o.CacheDir = None,
-    load_timeout: o.LoadTimeout = None,
-    draft_timeout: o.DraftTimeout = None,
-    hang_timeout: o.HangTimeout = None,
-    standby: o.Standby = None,
-    group: o.Group = None,
-    verify_timeout: o.VerifyTimeout = None,
-    stop_timeout: o.StopTimeout = None,
-    max_tokens: o.MaxTokens = 256,
-    temperature: o.Temperature = 0.0,
-    top_p: o.TopP = None,
-    top_k: o.TopK = None,
-    min_p: o.MinP = None,
-    seed: o.Seed = None,
-    min_tokens: o.MinTokens = None,
-    stop: o.Stop = None,
-    stop_token_id: o.StopTokenId = None,
-    ignore_eos: o.IgnoreEos = False,
-    logprobs: o.Logprobs = None,
-    presence_penalty: o.PresencePenalty = None,
-    frequency_penalty: o.FrequencyPenalty = None,
-    repetition_penalty: o.RepetitionPenalty = None,
-    bad_word: o.BadWord = None,
-    json_schema: o.JsonSchema = None,
-    regex: o.Regex = None,
-    choice: o.Choice = None,
+    model: ModelOptions,
+    recovery: RecoveryOptions,
+    sampling: SamplingOptions,
     as_json: o.Json = False,
     verbose: o.Verbose = False,
 ) -> None:
     """Answer prompts. Answers go to stdout as they come, in the order of prompts, all else to stderr."""
     log_to_stderr(verbose=verbose)
-    _refuse_contradictions(raw, system, logprobs, as_json)
-    params = o.sampling(ctx.params)
+    _refuse_contradictions(raw, system, sampling, as_json)
+    params = sampling.params()
     texts = _prompts(prompt, prompts)
-    config = o.config(ctx.params, **({"max_sequences": 1} if len(texts) == 1 else {}))
+    config = model.config(recovery=recovery.recovery(), max_sequences=1 if len(texts) == 1 else None)
 
     from executor.cli import report
     from executor.cli.lane_view import LaneView
@@ -107,11 +75,12 @@ def generate(
         report.show(done)
 
 
-def _refuse_contradictions(raw: bool, system: str | None, logprobs: int | None, as_json: bool) -> None:
+def _refuse_contradictions(raw: bool, system: str | None, sampling: SamplingOptions, as_json: bool) -> None:
     if raw and system is not None:
         raise InvalidRequest("system", "--system contradicts --raw; leave one of them out")
-    if logprobs is not None and not as_json:
-        raise InvalidRequest("logprobs", "--logprobs are only in the JSON output; add --json")
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(sampling, name) is not None and not as_json:
+            raise InvalidRequest(name, f"--{name.replace('_', '-')} are only in the JSON output; add --json")
 
 
 def _prompts(given: list[str] | None, file: str | None) -> list[str]:
@@ -177,7 +146,8 @@ def _run(
     seconds = time.perf_counter() - began
     lanes.end()
     stats = llm.coordinator.stats
-    return Run(stream.completion, seconds, first or seconds, lanes.as_dicts(), stats, llm.coordinator.stale)
+    stale, transport = llm.coordinator.stale, llm.coordinator.transport
+    return Run(stream.completion, seconds, first or seconds, lanes.as_dicts(), stats, stale, transport)
 
 
 def _run_together(
@@ -207,7 +177,8 @@ def _run_together(
     seconds = time.perf_counter() - began
     lanes.end()
     completions = [stream.completion for stream in streams]
-    return Batch(completions, seconds, lanes.as_dicts(), llm.coordinator.stats, llm.coordinator.stale)
+    stats, stale, transport = llm.coordinator.stats, llm.coordinator.stale, llm.coordinator.transport
+    return Batch(completions, seconds, lanes.as_dicts(), stats, stale, transport)
 
 
 def _first_line(text: str) -> str:

@@ -1,23 +1,11 @@
-"""Options that commands share, and what they make: a Config and SamplingParams.
+"""Options that commands share, one by one, and how values of the command line are read; see groups."""
 
-A value that was not given is None, and then the executor's own default holds. What a value may be is the
-executor's to say. Options of drafting mean nothing with `--speculator off`, but they are no error: a script
-may try several speculators with the same others.
-"""
-
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from executor.cli.config_file import read_config_file
-from executor.cli.speculative_config import speculative_config
 from executor.errors import InvalidConfig, InvalidRequest
-
-if TYPE_CHECKING:
-    from executor.config import Config
-    from executor.grammar import Grammar
-    from executor.sampling import SamplingParams
 
 
 def _option(panel: str, metavar: str, text: str, default: str | None = None) -> Any:
@@ -28,6 +16,10 @@ def _option(panel: str, metavar: str, text: str, default: str | None = None) -> 
 
 def _model(metavar: str, text: str, default: str | None = None) -> Any:
     return _option("Model", metavar, text, default)
+
+
+def _lane(metavar: str, text: str, default: str | None = None) -> Any:
+    return _option("Each lane", metavar, text, default)
 
 
 def _timeout(text: str, default: str) -> Any:
@@ -53,10 +45,27 @@ Speculator = Annotated[
 NumSpeculativeTokens = Annotated[int | None, _model("K", "Longest draft in tokens, from 1 to 32.", "5")]
 Engine = Annotated[str, _model("native|hf|toy", "Code that runs the models.")]
 Dtype = Annotated[str, _model("fp32|bf16|fp16", "Type of weights and arithmetic.")]
-Device = Annotated[str, _model("DEVICE", "auto, cpu, cuda or cuda:N, for both lanes.")]
+Device = Annotated[str, _model("DEVICE", "auto, cpu, cuda, cuda:N or a GPU's UUID, for both lanes.")]
+TargetDevice = Annotated[str | None, _lane("DEVICE", "Of the target lane.", "as --device")]
+SpeculatorDevice = Annotated[str | None, _lane("DEVICE", "Of the speculator lane.", "as --device")]
+TargetEnv = Annotated[
+    list[str] | None, _lane("NAME=VALUE", "In the environment of the target's process; repeatable.", "none")
+]
+SpeculatorEnv = Annotated[
+    list[str] | None, _lane("NAME=VALUE", "In that of the speculator's process; repeatable.", "none")
+]
+TargetCores = Annotated[str | None, _lane("CORES", "Cores of the target's process, such as 0-3.", "all")]
+SpeculatorCores = Annotated[str | None, _lane("CORES", "Cores of the speculator's process.", "all")]
 Lanes = Annotated[
     str,
     _model("process|inline", "Each lane in a process of its own, or all in this one, for debuggers."),
+]
+Transport = Annotated[
+    str,
+    _model("auto|cuda_ipc|memfd|inline", "How tensors go from lane to lane; auto is the first that works."),
+]
+RequireCudaIpc = Annotated[
+    bool, _flag("Model", "--require-cuda-ipc", "Rather fail than have tensors go another way.")
 ]
 MaxModelLen = Annotated[
     int | None, _model("N", "Longest sequence in tokens, prompt included.", "the target's")
@@ -69,6 +78,16 @@ MemoryBudget = Annotated[
 ]
 KvTokens = Annotated[
     int | None, _model("N", "Tokens that each lane's KV holds at most.", "all that are of use and fit")
+]
+Acceptance = Annotated[
+    str,
+    _model(
+        "coupled|rejection|block",
+        "How drafts are judged: the same text whatever drafts, or longer drafts of the same distribution.",
+    ),
+]
+QRows = Annotated[
+    str, _model("sparse|full", "What drafts are drawn from unless coupled: the likeliest 64 tokens, or all.")
 ]
 MaxVerifyTokens = Annotated[
     int | None, _model("N", "Tokens that one verification of all sequences takes.", "one pass of the target")
@@ -135,6 +154,8 @@ Logprobs = Annotated[
     int | None, _sampling("N", "With --json: log-probability of each token and of N alternatives.")
 ]
 
+PromptLogprobs = Annotated[int | None, _sampling("N", "The same of the prompt's tokens.")]
+
 PresencePenalty = Annotated[
     float | None, _sampling("P", "Taken from the logit of each token that was generated; -2 to 2.", "0")
 ]
@@ -156,90 +177,6 @@ Pid = Annotated[
 ]
 Json = Annotated[bool, _flag("Output", "--json", "Write one JSON object to stdout.")]
 Verbose = Annotated[bool, _flag("Output", "--verbose", "Log each lane's phases and notes to stderr.")]
-
-_CONFIG = (
-    *("target", "speculator", "engine", "dtype", "device", "lanes"),
-    *("num_speculative_tokens", "max_model_len", "max_sequences", "kv_tokens", "max_verify_tokens"),
-    "threads",
-)
-_TIMEOUTS = {name: f"{name}_timeout" for name in ("load", "draft", "verify", "hang", "stop")}
-_PARAMS = (
-    *("max_tokens", "min_tokens", "ignore_eos", "logprobs", "seed"),
-    *("temperature", "top_p", "top_k", "min_p"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-)
-
-
-def config(given: Mapping[str, Any], **fixed: Any) -> "Config":
-    """The Config of a command's options, by the names of their parameters. Raises InvalidConfig."""
-    from executor.config import Config, Recovery, Timeouts
-
-    chosen = {name: given[name] for name in _CONFIG if given.get(name) is not None}
-    if given.get("cache_dir") is not None:
-        chosen["cache_dir"] = given["cache_dir"]
-    if given.get("memory_budget") is not None:
-        chosen["memory_budget"] = nbytes("memory_budget", given["memory_budget"])
-    timeouts = {name: given[key] for name, key in _TIMEOUTS.items() if given.get(key) is not None}
-    if given.get("standby") or given.get("group"):
-        fixed["recovery"] = Recovery(
-            standby=tuple(given.get("standby") or ()), group=given.get("group") or "separate"
-        )
-    if given.get("speculative_config") is not None:
-        chosen |= speculative_config(given["speculative_config"])
-    made = Config(**(chosen | fixed), timeouts=Timeouts(**timeouts))
-    if given.get("target") == "":  # as good as none to Config, but an empty variable to a script
-        raise InvalidConfig("target", f"target must not be empty; try {made.target}")
-    return made
-
-
-def sampling(given: Mapping[str, Any]) -> "SamplingParams":
-    """The SamplingParams of a command's options. Raises InvalidRequest."""
-    from executor.sampling import SamplingParams
-
-    chosen = {name: given[name] for name in _PARAMS if given.get(name) is not None}
-    return SamplingParams(
-        **chosen,
-        stop=tuple(valid_text("stop", text) for text in given.get("stop") or ()),
-        stop_token_ids=tuple(given.get("stop_token_id") or ()),
-        bad_words=tuple(valid_text("bad_word", text) for text in given.get("bad_word") or ()),
-        grammar=_grammar(given),
-    )
-
-
-def _grammar(given: Mapping[str, Any]) -> "Grammar | None":
-    """Of the one option that asks for a form. Raises InvalidRequest."""
-    asked = [name for name in ("json_schema", "regex", "choice") if given.get(name)]
-    if not asked:
-        return None
-    if len(asked) > 1:
-        first, second = (f"--{name.replace('_', '-')}" for name in asked[:2])
-        raise InvalidRequest(asked[1], f"{second} contradicts {first}; leave one of them out")
-    from executor.grammar import Grammar
-
-    (name,) = asked
-    try:
-        if name == "regex":
-            return Grammar("regex", valid_text("regex", given["regex"]))
-        if name == "choice":
-            return Grammar("choice", [valid_text("choice", text) for text in given["choice"]])
-        if given["json_schema"] == "-":
-            return Grammar("json_object")
-        return Grammar("json_schema", _schema(given["json_schema"]))
-    except InvalidRequest as error:
-        raise InvalidRequest(name, str(error)) from None
-
-
-def _schema(file: str) -> str:
-    from executor.config import local_path
-
-    try:
-        return local_path("json_schema", file, "schema.json").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "no UTF-8"
-        raise InvalidRequest(
-            "json_schema",
-            f"--json-schema {file}: {reason}; try a file with a JSON Schema, or - for any object",
-        ) from None
 
 
 def valid_text(name: str, text: str) -> str:

@@ -5,39 +5,32 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from executor.cli import options as o
+from executor.cli.groups import ProcessOptions, RecoveryOptions, grouped
 from executor.cli.output import log, log_to_stderr, progress_shown, write_json
 
 if TYPE_CHECKING:
     from executor.capacity import MemoryPlan
 
 
+@grouped
 def plan(
-    ctx: typer.Context,
+    *,
     batch: Annotated[int, typer.Option(help="Sequences that run at once.", metavar="B")] = 8,
-    target: o.Target = None,
-    speculator: o.Speculator = "auto",
-    num_speculative_tokens: o.NumSpeculativeTokens = None,
-    engine: o.Engine = "native",
-    dtype: o.Dtype = "bf16",
-    device: o.Device = "auto",
-    max_model_len: o.MaxModelLen = None,
-    memory_budget: o.MemoryBudget = None,
-    kv_tokens: o.KvTokens = None,
-    threads: o.Threads = None,
-    cache_dir: o.CacheDir = None,
-    load_timeout: o.LoadTimeout = None,
-    standby: o.Standby = None,
+    model: ProcessOptions,
+    recovery: RecoveryOptions,
     as_json: o.Json = False,
     verbose: o.Verbose = False,
 ) -> None:
     """Load both lanes, measure their worst shapes, show the memory plan, and end. Nothing is served."""
     log_to_stderr(verbose=verbose)
-    config = o.config(ctx.params, max_sequences=batch)
+    config = model.config(recovery=recovery.recovery(), max_sequences=batch)
 
+    from executor.model import prepare
     from executor.planning import plan_memory, rows
 
     with progress_shown():
-        made = plan_memory(config, log.info)
+        prepared = prepare(config, log.info)
+    made = plan_memory(prepared, config)
     if as_json:
         lanes = [row.as_dict() for row in rows(made)]
         write_json({"lanes": lanes, "tokens": made.tokens, "budgets": dict(made.budgets)})

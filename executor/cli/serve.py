@@ -7,6 +7,7 @@ import typer
 
 from executor.cli import options as o
 from executor.cli import quitting
+from executor.cli.groups import ModelOptions, RecoveryOptions, grouped
 from executor.cli.output import log_to_stderr, note, progress_shown
 from executor.errors import SpeclaneError
 
@@ -21,9 +22,9 @@ def _server(metavar: str, text: str, default: str | None = None) -> typer.models
     return option
 
 
+@grouped
 def serve(
-    ctx: typer.Context,
-    config: o.ConfigFile = None,
+    *,
     host: Annotated[str, _server("HOST", "Address to listen on; 0.0.0.0 is all.")] = "127.0.0.1",
     port: Annotated[int, _server("PORT", "Port to listen on; 0 is any that is free.")] = 8000,
     api_key: Annotated[
@@ -41,31 +42,15 @@ def serve(
     shutdown_timeout: Annotated[
         float, _server("SECONDS", "After SIGTERM, answers under way may go on for so long.")
     ] = 30.0,
+    otlp_endpoint: Annotated[
+        str | None, _server("URL", "OpenTelemetry collector that gets a span per answer.", "none")
+    ] = None,
     cors_origin: Annotated[
         list[str] | None, _server("ORIGIN", "Let pages of this origin call; repeatable.", "none")
     ] = None,
-    target: o.Target = None,
-    speculator: o.Speculator = "auto",
-    num_speculative_tokens: o.NumSpeculativeTokens = None,
-    speculative_config: o.SpeculativeConfig = None,
-    engine: o.Engine = "native",
-    dtype: o.Dtype = "bf16",
-    device: o.Device = "auto",
-    lanes: o.Lanes = "process",
-    max_model_len: o.MaxModelLen = None,
+    model: ModelOptions,
+    recovery: RecoveryOptions,
     max_sequences: o.MaxSequences = None,
-    memory_budget: o.MemoryBudget = None,
-    kv_tokens: o.KvTokens = None,
-    max_verify_tokens: o.MaxVerifyTokens = None,
-    threads: o.Threads = None,
-    cache_dir: o.CacheDir = None,
-    load_timeout: o.LoadTimeout = None,
-    draft_timeout: o.DraftTimeout = None,
-    hang_timeout: o.HangTimeout = None,
-    verify_timeout: o.VerifyTimeout = None,
-    stop_timeout: o.StopTimeout = None,
-    standby: o.Standby = None,
-    group: o.Group = None,
     verbose: o.Verbose = False,
 ) -> None:
     """Serve OpenAI's API over HTTP until SIGTERM or Ctrl-C, then let answers under way end."""
@@ -77,7 +62,7 @@ def serve(
     from executor.server.options import ServerOptions
     from executor.server.serving import Server, bind, url_of
 
-    made = o.config(ctx.params)
+    made = model.config(recovery=recovery.recovery(), max_sequences=max_sequences)
     options = ServerOptions(
         host=host,
         port=port,
@@ -88,6 +73,7 @@ def serve(
         request_timeout=request_timeout,
         shutdown_timeout=shutdown_timeout,
         cors_origins=tuple(cors_origin or ()),
+        otlp_endpoint=otlp_endpoint,
     )
     bound = bind(options)  # an address that is taken is no reason to load a model first
     with progress_shown():

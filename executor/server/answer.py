@@ -97,10 +97,10 @@ class Streamed:
 
     def _chunks(self, choice: int, output: Any) -> list[dict[str, Any]]:
         chunks = []
-        if choice not in self._opened:
-            self._opened.add(choice)
-            chunks.append(self._shape.opening(choice))
         if isinstance(output, Delta):
+            if choice not in self._opened:
+                self._opened.add(choice)
+                chunks.append(self._shape.opening(choice, output))
             chunk = self._shape.delta(choice, output)
             if chunk is not None and self._acceptance:
                 chunk["acceptance"] = acceptance_of(output)

@@ -10,11 +10,16 @@ import time
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from executor.request import Acceptance
-from executor.server.latency import Distribution
+from executor.server.latency import Distribution, add
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -121,6 +126,7 @@ class _State:
         yield from self._load()
         yield from self._acceptance()
         yield from self._rounds()
+        yield from self._hypotheses()
         yield from self._lanes()
         yield from self._memory()
 
@@ -191,6 +197,18 @@ class _State:
         k = self._llm.config.num_speculative_tokens if self._llm.speculation != "off" else 0
         yield GaugeMetricFamily("speclane_num_speculative_tokens", "Longest draft, K.", value=k)
 
+    def _hypotheses(self) -> Iterator[Metric]:
+        stats = self._llm.coordinator.stats
+        hits, asked = stats.hits, stats.hits + stats.misses
+        yield GaugeMetricFamily("speclane_hypotheses", "Prepared per sequence, N.", value=stats.hypotheses)
+        yield CounterMetricFamily("speclane_hypothesis_hits", "Verdicts that one foresaw.", value=hits)
+        yield CounterMetricFamily(
+            "speclane_hypothesis_misses", "Verdicts that none foresaw.", value=stats.misses
+        )
+        yield GaugeMetricFamily(
+            "speclane_hypothesis_hit_rate", "Hits among them, 0 … 1.", value=hits / asked if asked else 0.0
+        )
+
     def _lanes(self) -> Iterator[Metric]:
         coordinator = self._llm.coordinator
         lanes = coordinator.lanes
@@ -210,6 +228,26 @@ class _State:
             for name, (text, of) in table.items():
                 metric = family(f"speclane_{name}", text, labels=("lane",))
                 yield _labelled(metric, {lane.name: float(of(lane)) for lane in lanes})
+        info = InfoMetricFamily("speclane_transport", "How tensors go from lane to lane.")
+        info.add_metric((), coordinator.transport._asdict())
+        yield info
+        yield _labelled(
+            GaugeMetricFamily(
+                "speclane_slots", "Of shared tensor memory, by who needs them.", labels=("state",)
+            ),
+            {state: float(count) for state, count in coordinator.slots.items()},
+        )
+        times = coordinator.lane_times
+        bubbles = CounterMetricFamily(
+            "speclane_lane_bubble_seconds", "Rounds ran, and it had nothing to do.", labels=("lane",)
+        )
+        yield _labelled(bubbles, {lane.name: times.bubble_ns[lane.name] / 1e9 for lane in lanes})
+        wire = HistogramMetricFamily(
+            "speclane_wire_latency_seconds", "From order to reply, less what it computed.", labels=("lane",)
+        )
+        for lane in lanes:
+            add(wire, (lane.name,), times.wire[lane.name])
+        yield wire
         states = ("starting", "healthy", "degraded", "recovering", "failed")
         yield _labelled(
             GaugeMetricFamily("speclane_health", "1 for the present state.", labels=("state",)),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
 import threading
+import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -15,9 +17,11 @@ import uvicorn
 
 from executor.errors import InvalidConfig, SpeclaneError
 from executor.events import record
+from executor.notify import Notifier
 from executor.server.app import Api, application
 from executor.server.generation import Desk
 from executor.server.guard import Guard
+from executor.server.herald import Herald
 from executor.server.live import Live
 from executor.server.metrics import Metrics
 from executor.server.page import Page
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 
     from executor.llm import LLM
     from executor.server.options import ServerOptions
+    from executor.server.tracing import Tracing
 
 _WATCH_SECONDS = 0.5
 _LAST_BYTES_SECONDS = 2
@@ -75,6 +80,7 @@ class Server:
         self._cut_off = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listening = listening
+        self._herald = Herald(Notifier(os.environ), llm, url_of(bound))
 
     def run(self) -> int:
         """Serve until `stop`, SIGTERM or SIGINT, then drain. How many answers were cut off at the end.
@@ -104,7 +110,9 @@ class Server:
         model = options.model_name or llm.config.target
         metrics = Metrics(llm, model)
         guard = Guard(options.api_key, options.max_body)
-        self._desk = Desk(llm, options.max_queue, options.request_timeout, metrics)
+        tracing = _tracing(options.otlp_endpoint, model)
+        record = tracing.record if tracing is not None else None
+        self._desk = Desk(llm, options.max_queue, options.request_timeout, metrics, record)
         api = Api(llm, model, guard, self._desk, SpeculatorSwitch(llm), metrics)
         live = Live(llm, model, self._desk.draining)
         routes = [*api.routes(), *Page(live, guard).routes()]
@@ -127,6 +135,8 @@ class Server:
             finally:
                 watcher.cancel()
                 live.close()
+                if tracing is not None:
+                    await asyncio.to_thread(tracing.close)
         health = llm.coordinator.health
         if health.state == "failed":
             raise SpeclaneError(f"the executor failed: {health.reason}")
@@ -137,7 +147,8 @@ class Server:
             await asyncio.sleep(0)
         self._listening()
         while self._llm.coordinator.health.state != "failed":
-            await asyncio.sleep(_WATCH_SECONDS)
+            self._herald.tell(time.monotonic())
+            await asyncio.sleep(min(_WATCH_SECONDS, self._herald.period))
         self._stop()
 
     def _stop(self) -> None:
@@ -147,6 +158,7 @@ class Server:
             self._uvicorn.force_exit = True
             return
         self._stopping = True
+        self._herald.stopping()
         record(logging.INFO, "draining", answers=self._desk.answers)
         self._desk.draining.set()
         self._uvicorn.should_exit = True
@@ -174,6 +186,14 @@ class Server:
             for number, handler in zip(numbers, before, strict=True):
                 loop.remove_signal_handler(number)
                 signal.signal(number, handler)
+
+
+def _tracing(endpoint: str | None, model: str) -> Tracing | None:
+    if endpoint is None:
+        return None
+    from executor.server.tracing import Tracing  # its packages are an extra
+
+    return Tracing(endpoint, model)
 
 
 class _Uvicorn(uvicorn.Server):

@@ -14,12 +14,10 @@ import typer
 from executor.bench import decode
 from executor.bench.percentile import percentile
 from executor.bench.prompts import COPY_HEAVY, LANE_BENCH, read_prompts
-from executor.cli import options, swap_speculator
+from executor.cli import swap_speculator
 from executor.cli.complaint import complaint
 from executor.cli.prune import parse_layers
-from executor.config import Config
 from executor.errors import Closed, InvalidConfig, InvalidRequest, LaneFailed
-from executor.sampling import SamplingParams
 from ipc.errors import WireError
 
 
@@ -72,30 +70,6 @@ def test_worker_output_is_shown_unless_it_repeats_the_error() -> None:
     assert complaint(LaneFailed("target", "F: no", "Traceback …\nE: no")).details == "Traceback …\nE: no"
 
 
-GIVEN = {"speculator": "ngram", "engine": "toy", "target": None, "threads": None, "load_timeout": None}
-
-
-def test_options_not_given_leave_the_defaults() -> None:
-    assert options.config(GIVEN) == Config(engine="toy")
-    assert options.sampling({"max_tokens": 9, "top_p": None}) == SamplingParams(max_tokens=9)
-
-
-def test_options_given_are_taken() -> None:
-    given = GIVEN | {"target": "vocabulary=9", "load_timeout": 7.0, "num_speculative_tokens": 3}
-    config = options.config(given, max_sequences=2)
-    assert (config.target, config.timeouts.load) == ("vocabulary=9", 7.0)
-    assert (config.num_speculative_tokens, config.max_sequences) == (3, 2)
-    params = options.sampling({"stop": ["a", "b"], "stop_token_id": [1, 2], "top_k": 0, "seed": 4})
-    assert params == SamplingParams(stop=("a", "b"), stop_token_ids=(1, 2), top_k=0, seed=4)
-
-
-@pytest.mark.parametrize("speculator", ["off", "ngram", "agree=1"])
-def test_options_of_drafting_go_with_every_speculator(speculator: str) -> None:
-    given = GIVEN | {"speculator": speculator, "num_speculative_tokens": 4, "draft_timeout": 1.5}
-    config = options.config(given)
-    assert (config.speculator, config.num_speculative_tokens, config.timeouts.draft) == (speculator, 4, 1.5)
-
-
 def test_a_speculator_is_named_so_that_it_is_foundfrom_anywhere(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -106,11 +80,6 @@ def test_a_speculator_is_named_so_that_it_is_foundfrom_anywhere(tmp_path, monkey
         assert swap_speculator.from_anywhere(name) == name
     with pytest.raises(InvalidConfig, match=r"^model '~nosuchuser/x' is in the home of no user; try ngram$"):
         swap_speculator.from_anywhere("~nosuchuser/x")
-
-
-def test_text_that_is_no_text_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="--stop is not valid UTF-8"):
-        options.sampling({"stop": ["\udcff"]})
 
 
 @pytest.mark.parametrize(

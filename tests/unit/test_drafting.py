@@ -15,6 +15,7 @@ from executor.lane import Lane, LaneEvent, LaneState
 from executor.lanes import NoReply, WireCounts
 from executor.plan import Step
 from executor.stats import Stats
+from ipc import q_rows
 from ipc.link import LinkState
 from ipc.messages import Draft, Drafted, DraftedItem, DraftItem, LaneSpec, Open, Ready, Vocabulary
 
@@ -93,7 +94,7 @@ class Bench:
 
     def run(self, k: int = 3) -> dict[int, list[int]]:
         plan = [Step(its, k if its.speculate else 0) for its in self.requests]
-        return self.drafting.run(plan, SIZE)[0]
+        return {seq: draft.tokens for seq, draft in self.drafting.run(plan, SIZE)[0].items()}
 
     def asked(self) -> list[int]:
         """The sequences of the last order."""
@@ -242,6 +243,33 @@ def test_what_cannot_be_believed(made, counted):
     counts = {"invalid": stats.invalid, "broken": stats.broken, "stale": bench.lanes.counts.stale}
     assert counts == {"invalid": 0, "broken": 0, "stale": 0} | {counted: 1}
     assert bench.requests[0].speculate == (counted == "stale")
+
+
+ROW = q_rows.pack([1, 5], [0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "q", "used"),
+    [
+        ("rejection", [ROW, ROW, ROW], [ROW, ROW]),
+        ("block", [ROW, q_rows.LOOKED_UP, ROW], [ROW, q_rows.LOOKED_UP]),
+        ("rejection", [], []),
+        ("coupled", [], []),
+        ("coupled", [ROW, ROW, ROW], None),
+        ("rejection", [ROW, ROW], None),
+        ("rejection", [ROW, q_rows.pack([2, 5], [0.5, 0.5]), ROW], None),
+        ("rejection", [ROW, ROW, q_rows.pack([1, SIZE], [0.5, 0.5])], None),
+    ],
+)
+def test_rows_that_drafts_were_drawn_from(acceptance, q, used):
+    """They are cut with the draft; one that cannot be ends the drafts of the sequence."""
+    bench = Bench(4)
+    speculator = bench.lanes.speculator
+    speculator.spec = msgspec.structs.replace(speculator.spec, acceptance=acceptance)
+    bench.lanes.answer = lambda item: DraftedItem(item.seq, 0, item.base_len, [1] * 3, worth=2, q=q)
+    (drafts, _) = bench.drafting.run([Step(bench.requests[0], 3)], SIZE)
+    assert drafts == ({} if used is None else {0: ([1, 1], used)})
+    assert bench.stats.invalid == bench.stats.quarantined == (used is None)
 
 
 def test_without_a_speculator_or_anything_to_draft():

@@ -30,9 +30,10 @@ def expected(lane: str, state: str, name: str) -> str | None:
     if name == "Stop":
         return "stopping" if state in ALIVE | {"stopping"} else "failed"
     if state == "stopping":
-        return (
-            state if name in (answer, "PhaseReached", "Loaded", "Profiled", "Ready", "Progressed") else None
-        )
+        late = "PhaseReached", "Loaded", "Profiled", "Ready", "Progressed", "Exported", "Imported"
+        return state if name in (answer, *late) else None
+    if name in ("Export", "Exported", "Import", "Imported", "Unmap"):
+        return state if state in ALIVE - {"expected", "greeted", "starting"} else None
     if name in ("Open", "Close", "Progressed"):
         return state if state in ("idle", "busy") else None
     steps = {

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ipc.messages import MemoryProfile, SamplingSpec, Vocabulary
+    from workers.distribution import Distribution
     from workers.row_edit import RowEdit
 
 
@@ -46,6 +47,14 @@ class Sample:
     token: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+
+
+class Score(NamedTuple):
+    """Log-probability of a given token, the best alternatives as in Sample, and its rank, 1 for the best."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    rank: int
 
 
 R = TypeVar("R")
@@ -127,6 +136,14 @@ class Engine(Served, Protocol, Generic[R]):
 
     def sample(self, rows: R, draws: Sequence[Draw]) -> list[Sample]:
         """One sample per row; a pure function of the row and its draw, whatever stands beside it."""
+        ...
+
+    def distribution(self, rows: R, index: int, draw: Draw) -> Distribution:
+        """What `sample` samples one of the rows from, at a temperature that is not greedy."""
+        ...
+
+    def scores(self, rows: R, tokens: Sequence[int], alternatives: int) -> list[Score]:
+        """For each row what the model thinks of its token, with so many alternatives."""
         ...
 
     def confidences(self, rows: R, tokens: Sequence[int]) -> list[float]:

@@ -16,13 +16,14 @@ from ipc.toy import ToyParameters
 from workers import noise
 from workers.engines.engine import Sample
 from workers.engines.weightless import Weightless
-from workers.pure_sampler import GREEDY_BELOW, sample_row
+from workers.pure_sampler import GREEDY_BELOW, distribution, sample_row, score
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ipc.messages import LaneSpec
-    from workers.engines.engine import Draw, Window
+    from workers.distribution import Distribution
+    from workers.engines.engine import Draw, Score, Window
 
 FAVOURITE_LOGIT = 4.0
 """Above all other logits, which are uniform in [-3, 3)."""
@@ -136,6 +137,15 @@ class ToyEngine(Weightless):
             else:
                 samples.append(sample_row(self.model.logits(state), draw))
         return samples
+
+    def distribution(self, rows: Sequence[int], index: int, draw: Draw) -> Distribution:
+        return distribution(self.model.logits(rows[index]), draw)
+
+    def scores(self, rows: Sequence[int], tokens: Sequence[int], alternatives: int) -> list[Score]:
+        return [
+            score(self.model.logits(state), token, alternatives)
+            for state, token in zip(rows, tokens, strict=True)
+        ]
 
     def confidences(self, rows: Sequence[int], tokens: Sequence[int]) -> list[float]:
         return [

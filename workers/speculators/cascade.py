@@ -3,13 +3,14 @@
 A lookup costs microseconds and a step of the head milliseconds. So the head is left out of a draft from where
 a lookup is nearly sure, and where the target is not likely to get to; otherwise the guess that is more likely
 right is taken. The head guesses with the target's own noise, so coupled acceptance works at any temperature.
+Where guesses are to be drawn, all of this is decided before the head's token is: by its row alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -22,9 +23,9 @@ from workers.speculators.calibration import Calibration
 from workers.speculators.head import Context, Entry, Head
 from workers.speculators.history import TOKEN_BYTES
 from workers.speculators.lookup import Lookup
-from workers.speculators.opinion import Opinion, first_estimate, opinion
+from workers.speculators.opinion import first_estimate, opinion
 from workers.speculators.prior import Prior
-from workers.speculators.proposals import Draft, Judge, Proposal
+from workers.speculators.proposals import NOT_DRAWN, Draft, Judge, Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -44,6 +45,14 @@ HEAD_REACH = 0.08
 of a target step, and a token is worth about half of one."""
 
 
+class DrawnGuess(NamedTuple):
+    """Kind of a head's guess that is drawn only if it is taken: its place in the draft, the probability of
+    the likeliest token in tenths."""
+
+    step: int
+    tenths: int
+
+
 @dataclass(slots=True)
 class _Held:
     """What the head holds of a sequence: `row` [hidden] is the latest that came from the target, of the token
@@ -61,6 +70,7 @@ class _Chain:
         tokens = ask.sequence.tokens
         self.sequence = ask.sequence
         self.draft = Draft(ask.k)
+        self.drawn_from = ask.drawn_from
         self.path = path
         self.context = held.context
         # The row of the last token but one and the last token: the target has not run that one yet.
@@ -78,12 +88,22 @@ class _Chain:
     def go(self, proposals: list[Proposal], row: Tensor | None, others: Sequence[Proposal] = ()) -> None:
         """Take the best; `row` is what the head goes on from, if it was asked. `others`: see Draft.add."""
         self.row = row
-        token = self.draft.add(proposals, others)
+        token = self.draft.add(proposals, self._settle, others)
         self.ended = token is None or self.draft.full
         if token is not None:
             self.token = token
             if self.path is not None:
                 self.path.go(token)
+
+    def _settle(self, proposal: Proposal) -> Proposal:
+        """Draw the token of what is taken, if it was not looked up; and say so."""
+        if self.drawn_from is None:
+            return proposal
+        if proposal.q is None:
+            self.drawn_from.look_up()
+            return proposal
+        token = self.drawn_from.draw(proposal.q, self.sequence, len(self.draft.tokens))
+        return proposal._replace(token=token)
 
     @property
     def entry(self) -> Entry:
@@ -167,7 +187,7 @@ class CascadeSpeculator:
     def warm_up(self) -> None:
         """A window of rows, then steps of one and of two sequences."""
         head = self._head
-        rows = head.fuse(bytes(head.row_bytes * head.window))
+        rows = head.fuse(torch.zeros(head.window, head.row_bytes // 2, dtype=torch.bfloat16))
         contexts = [head.context(), head.context()]
         for context in contexts:
             head.absorb(rows, [0] * len(rows), 0, context)
@@ -209,8 +229,8 @@ class CascadeSpeculator:
         sequence = ask.sequence
         self._judge.learn(sequence)
         held = self._held[sequence.seq]
-        for part in ask.rows:
-            self._absorb(sequence, held, part.start, self._head.fuse(part.data))
+        for start, rows in ask.rows:
+            self._absorb(sequence, held, start, self._head.fuse(rows))
         path = self._lookup.path(sequence) if self._lookup is not None else None
         return _Chain(ask, held, path)
 
@@ -230,43 +250,46 @@ class CascadeSpeculator:
         lookups = [chain.ask_lookup() for chain in chains]
         asked = [i for i, chain in enumerate(chains) if chain.wants_head(lookups[i])]
         rows: dict[int, Tensor] = {}
-        opinions: dict[int, Opinion | None] = {}
+        judged: dict[int, list[Proposal]] = {}
         if asked:
             next_rows, logits = self._head.step([chains[i].entry for i in asked])
             rows = dict(zip(asked, next_rows, strict=True))
-            opinions = dict(zip(asked, self._opinions(logits, [chains[i] for i in asked]), strict=True))
+            full = torch.full((len(logits), self._vocabulary.size), float("-inf"), device=logits.device)
+            full[:, self._head.tokens] = logits
+            for i, narrow, row in zip(asked, logits, full, strict=True):
+                try:
+                    judged[i] = self._judged(chains[i], lookups[i], narrow, row)
+                except FloatingPointError:  # the rows were no numbers: whoever made them has to say so
+                    continue
         for i, chain in enumerate(chains):
-            said = opinions.get(i)
-            if said is None:
-                chain.go(lookups[i], rows.get(i))
-            else:
-                chain.go(self._weigh(chain, lookups[i], said), rows[i], lookups[i])
+            # What is judged by the head's opinion still teaches what such lookups are worth by themselves.
+            others = [guess for guess in lookups[i] if i in judged and guess not in judged[i]]
+            chain.go(judged.get(i, lookups[i]), rows.get(i), others)
 
-    def _weigh(self, chain: _Chain, lookups: Sequence[Proposal], said: Opinion) -> list[Proposal]:
-        """The head's guess, and what lookups say in the light of it."""
-        expected = self._calibration.expected
-        kind = said.kind(len(chain.draft.tokens), beside_lookups=bool(lookups))
+    def _judged(self, chain: _Chain, lookups: list[Proposal], logits: Tensor, row: Tensor) -> list[Proposal]:
+        """The head's guess beside the lookups'. `row`: `logits` at their places in the whole vocabulary.
+
+        A guess that is not drawn yet follows from what the target would sample if it had the head's logits;
+        the lookups are then seen in its light.
+        """
+        step, expected = len(chain.draft.tokens), self._calibration.expected
+        if chain.drawn_from is not None:
+            q = chain.drawn_from.q(self._sampler.distribution(row, chain.draw))
+            drawn = DrawnGuess(min(2, step), min(9, int(10 * q.best)))
+            return [*lookups, Proposal(NOT_DRAWN, expected(drawn), drawn, q)]
+        draw = chain.draw
+        (sample,) = self._sampler.sample(row[None], [draw])
+        said = opinion(logits, self._head.tokens, sample.token, draw)
+        kind = said.kind(step, beside_lookups=bool(lookups))
         proposals = [Proposal(said.token, expected(kind), kind)]
         for guess in lookups:
             seconded = said.of(guess)
             proposals.append(Proposal(guess.token, expected(seconded), seconded))
         return proposals
 
-    def _opinions(self, logits: Tensor, chains: Sequence[_Chain]) -> list[Opinion | None]:
-        """What the target would sample if it had the head's logits; None where those are no numbers."""
-        full = torch.full((len(logits), self._vocabulary.size), float("-inf"), device=logits.device)
-        full[:, self._head.tokens] = logits
-        opinions: list[Opinion | None] = []
-        for row, narrow, chain in zip(full, logits, chains, strict=True):
-            draw = chain.draw
-            try:
-                (sample,) = self._sampler.sample(row[None], [draw])
-            except FloatingPointError:  # whoever made the row has to say so
-                opinions.append(None)
-                continue
-            opinions.append(opinion(narrow, self._head.tokens, sample.token, draw))
-        return opinions
-
 
 def _first_estimate(kind: Hashable) -> float:
+    """A drawn guess is about as often right as the head says, as long as it sees the target's rows."""
+    if isinstance(kind, DrawnGuess):
+        return (kind.tenths + 0.5) / 10 * (1.0, 0.85, 0.75)[kind.step]
     return lookup.first_estimate(kind) if isinstance(kind, lookup.Kind) else first_estimate(kind)

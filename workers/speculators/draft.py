@@ -1,15 +1,18 @@
 """A small causal LM as speculator. It samples with the target's own noise, so it guesses the target's sample,
-not merely a likely token: coupled acceptance works at any temperature."""
+not merely a likely token: coupled acceptance works at any temperature. Where guesses are to be drawn, it
+draws them from its own distribution, and says which that was."""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, Any
 
+from workers.q_row import Q
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from workers.engines.engine import Engine, Served
+    from workers.engines.engine import Draw, Engine, Served
     from workers.sequence import LaneSequence
     from workers.speculator import Ask
 
@@ -54,6 +57,8 @@ class DraftSpeculator:
         draws = [ask.sequence.draws(tokens, rows=1)[0] for ask, tokens in active]
         try:
             rows = self._engine.forward(windows)
+            if any(ask.drawn_from is not None for ask, _ in active):
+                return self._drawn(rows, active, draws)
             guesses = [sample.token for sample in self._engine.sample(rows, draws)]
         except FloatingPointError as error:
             if len(active) > 1:
@@ -64,4 +69,28 @@ class DraftSpeculator:
             for (ask, _), chance in zip(active, self._engine.confidences(rows, guesses), strict=True):
                 if ask.confidences is not None:
                     ask.confidences.append(chance)
+        return guesses
+
+    def _drawn(self, rows: Any, active: Sequence[tuple[Ask, list[int]]], draws: Sequence[Draw]) -> list[int]:
+        """The same where guesses of some are drawn. Nothing is drawn for any if one has no numbers."""
+        engine = self._engine
+        sources: list[Q | int] = []
+        for index, ((ask, _), how) in enumerate(zip(active, draws, strict=True)):
+            if ask.drawn_from is not None:
+                sources.append(ask.drawn_from.q(engine.distribution(rows, index, how)))
+            else:
+                sources.append(engine.sample(rows[index : index + 1], [how])[0].token)
+        guesses = []
+        for index, ((ask, tokens), source) in enumerate(zip(active, sources, strict=True)):
+            if isinstance(source, Q):
+                assert ask.drawn_from is not None, "it made the row"
+                guesses.append(ask.drawn_from.draw(source, ask.sequence, len(tokens)))
+            else:
+                guesses.append(source)
+            if ask.confidences is None:
+                continue
+            if isinstance(source, Q):
+                ask.confidences.append(source.best)  # not that of the token, which would favour likely ones
+            else:
+                ask.confidences.extend(engine.confidences(rows[index : index + 1], [source]))
         return guesses

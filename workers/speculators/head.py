@@ -142,9 +142,8 @@ class Head:
     def context(self) -> Context:
         return Context(self._kv_heads, self.window, self._config.head_dim, self.device)
 
-    def fuse(self, data: bytes) -> Tensor:
-        """Hidden rows as they came from the target → [n, hidden]."""
-        rows = torch.frombuffer(bytearray(data), dtype=torch.bfloat16).view(-1, self.row_bytes // 2)
+    def fuse(self, rows: Tensor) -> Tensor:
+        """The target's hidden rows [n, features] in bfloat16, on any device → [n, hidden]."""
         return self._fuse(rows.to(self.device, self._dtype))
 
     def absorb(self, rows: Tensor, tokens: Sequence[int], position: int, context: Context) -> None:

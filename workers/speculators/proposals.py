@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
+    from workers.q_row import Q
     from workers.sequence import LaneSequence
     from workers.speculators.calibration import Calibration
 
@@ -17,12 +18,20 @@ LEAST_REACH = 0.02
 """A draft ends where the target gets to with a smaller probability: verifying a token is not quite free."""
 
 
+NOT_DRAWN = -1
+
+
 class Proposal(NamedTuple):
-    """A token, the probability that it is what the target says, and the kind of guess that it is."""
+    """A token, the probability that it is what the target says, and the kind of guess that it is.
+
+    `q`: what the token is drawn from once the proposal is taken; until then it is NOT_DRAWN, so that it
+    cannot decide over that.
+    """
 
     token: int
     expected: float
     kind: Hashable
+    q: Q | None = None
 
 
 def best(proposals: Iterable[Proposal]) -> Proposal | None:
@@ -45,14 +54,24 @@ class Draft:
     def full(self) -> bool:
         return len(self.tokens) == self._k
 
-    def add(self, proposals: list[Proposal], others: Sequence[Proposal] = ()) -> int | None:
+    def add(
+        self,
+        proposals: list[Proposal],
+        settle: Callable[[Proposal], Proposal] | None = None,
+        others: Sequence[Proposal] = (),
+    ) -> int | None:
         """Take the best of what was proposed; the token, or None if the draft ends here.
 
-        `others` are not for choice, but judged as well.
+        `settle`: what becomes of the one that is taken; its token may have to be drawn. `others` are not for
+        choice, but judged as well.
         """
         chosen = best(proposals)
         if chosen is None or self.reach * chosen.expected < LEAST_REACH:
             return None
+        if settle is not None:
+            taken = settle(chosen)
+            proposals = [taken if proposal is chosen else proposal for proposal in proposals]
+            chosen = taken
         self.reach *= chosen.expected
         self.steps.append([*proposals, *others])
         self.tokens.append(chosen.token)
@@ -79,7 +98,8 @@ class Judge:
             draft.steps, draft.tokens, sequence.tokens[start:], strict=False
         ):
             for proposal in proposals:
-                self._calibration.note(proposal.kind, proposal.token == token)
+                if proposal.token != NOT_DRAWN:
+                    self._calibration.note(proposal.kind, proposal.token == token)
             if drafted != token:
                 break
 

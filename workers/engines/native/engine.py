@@ -195,8 +195,7 @@ class NativeEngine(PagedEngine):
                 cut = slice(first + wanted.start, first + wanted.stop)
                 *lower, last = (part_rows[cut] for part_rows in rows)
                 joined = torch.cat((*lower, self._model.normed(last)), dim=1).to(torch.bfloat16)
-                data = joined.cpu().view(torch.int16).numpy().tobytes()
-                tap.keep(span.seq, span.start + wanted.start, len(wanted), data)
+                tap.keep(span.seq, span.start + wanted.start, joined)
             first += span.length
 
     def _logits(self, rows: Tensor) -> Tensor:
