@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from executor import address
 from executor.capacity import MemoryLimits
 from executor.errors import InvalidConfig
 from executor.models import DEFAULT_TARGET
@@ -102,8 +103,9 @@ class Config:
         if `engine` is toy.
     speculator: `off`; `ngram` (prompt lookup); `suffix` (what was said before, by all); `eagle` (a head over
         the target's hidden rows); `cascade` (head and suffix, token by token); a head's file.safetensors, in
-        cascade; or a model as above. `auto` is cascade for the default target on the native engine, for
-        which a head is shipped, else ngram.
+        cascade; a model as above; or speculator servers, `ipc:///path` or `tcp://HOST:PORT`, with commas: the
+        first that serves is it. `auto` is cascade for the default target on the native engine, for which a
+        head is shipped, else ngram.
     engine: `native` (own code, batch-invariant on CPUs), `hf` (any transformers model), `toy` (no weights).
     dtype: of weights and arithmetic; see the engine's notes for CPUs without bf16 or fp16 arithmetic.
     device: `auto`, `cpu`, `cuda`, `cuda:N` or a GPU's UUID, for both lanes; `auto` is a GPU for each lane
@@ -130,6 +132,7 @@ class Config:
     transport: how tensors go from lane to lane: `cuda_ipc` (between GPUs, without a copy), `memfd` (memory
         that both share), `inline` (within messages); `auto` is the first of these that works. What does not
         work falls back to the next, unless `require_cuda_ipc`.
+    keys: directory of this executor's keys, for servers that want some; those of other hosts must.
     cache_dir: where fetched checkpoints are kept; None is $SPECLANE_CACHE, else the user's cache directory.
         Text will do; a leading ~ is the user's home.
     """
@@ -158,6 +161,7 @@ class Config:
     threads: int | None = None
     transport: TransportName = "auto"
     require_cuda_ipc: bool = False
+    keys: Path | None = None
     cache_dir: Path | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
     recovery: Recovery = field(default_factory=Recovery)
@@ -172,6 +176,9 @@ class Config:
         if self.speculator == "auto":
             has_head = self.engine == "native" and self.target == DEFAULT_TARGET
             object.__setattr__(self, "speculator", "cascade" if has_head else "ngram")
+        if self.keys is not None:
+            object.__setattr__(self, "keys", local_path("keys", self.keys, "./keys"))
+        check_servers("speculator", self.speculator, self.keys)
         if self.cache_dir is not None:
             object.__setattr__(self, "cache_dir", local_path("cache_dir", self.cache_dir, "./models"))
         _one_of("engine", self.engine, get_args(EngineName))
@@ -250,6 +257,19 @@ class Config:
     @property
     def speculates(self) -> bool:
         return self.speculator != "off"
+
+
+def check_servers(field: str, speculator: str, keys: Path | None) -> None:
+    """Raises InvalidConfig, about `field` if addresses cannot be, about `keys` if some are missing."""
+    if not address.is_address(speculator):
+        return
+    for server in address.parse_several(speculator, field):
+        if not server.local and keys is None:
+            raise InvalidConfig(
+                "keys",
+                f"keys are needed for {server.text}, which is not on this host; "
+                "try --keys DIR, made by: speclane keys DIR",
+            )
 
 
 def available_cores() -> int:

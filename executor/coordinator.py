@@ -66,10 +66,12 @@ class Coordinator:
         max_verify_tokens: int | None = None,
         placements: Mapping[LaneName, Placement] = ANYWHERE,
         transport: TransportPolicy | None = None,
+        keys: Path | None = None,
     ) -> None:
         """`specs`: the target's first, then the speculator's if there is one. Lengths in tokens: `k` of the
         longest draft, `max_model_len` of the longest sequence, `max_verify_tokens` of a verification of all
-        sequences (None: what the target runs in one pass). Raises InvalidConfig or SpeclaneError."""
+        sequences (None: what the target runs in one pass). `keys`: of a client of speculator servers.
+        Raises InvalidConfig or SpeclaneError."""
         self._k = k
         self._load_seconds = timeouts.load
         self._strikes = recovery.strikes
@@ -83,7 +85,7 @@ class Coordinator:
         self._ended = threading.Event()
         self._failure: SpeclaneError | None = None
         self._lock = threading.Lock()  # guards what callers leave here against the moment of failure
-        self._lanes = Lanes(specs, timeouts, recovery, memory, hosting, placements, transport)
+        self._lanes = Lanes(specs, timeouts, recovery, memory, hosting, placements, transport, keys)
         self.stats = Stats()
         self._drafting = Drafting(self._lanes, timeouts, self.stats)
         self._verifying = Verifying(self._lanes, timeouts.verify)
@@ -367,7 +369,7 @@ class Coordinator:
 
     def _watch_acceptance(self, drafted: int, accepted: int) -> None:
         speculator = self._lanes.speculator
-        if speculator is None or speculator.spec.engine in ("ngram", "suffix"):
+        if speculator is None or speculator.engine in ("ngram", "suffix"):
             return  # what a lookup is worth hangs on the text, and starting it again changes nothing
         stood = bool(self._collapse.alarm)
         restart = self._collapse.note(speculator.epoch, drafted, accepted)

@@ -11,12 +11,13 @@ import time
 from typing import TYPE_CHECKING
 
 from ipc.messages import Close, Open, OpenedSequence
+from ipc.q_rows import LOOKED_UP
 
 if TYPE_CHECKING:
     from executor.lane import Lane
     from executor.lanes import Lanes
     from executor.request import Request
-    from ipc.messages import HiddenRows
+    from ipc.messages import HiddenRows, QRow
 
 order_numbers = itertools.count(1)
 """Never used twice, whatever executor and lane."""
@@ -43,7 +44,7 @@ def rows(lanes: Lanes, lane: Lane, request: Request, room: int) -> list[HiddenRo
 
     What lies in memory that it does not reach is left out, and costs drafts.
     """
-    if lane.spec.head is None:
+    if lane.head is None:
         return []
     parts = request.rows.since(lane.told_rows.get(request.seq, 0))
     if sum(len(part.data) for part in parts) > room:
@@ -55,6 +56,22 @@ def rows(lanes: Lanes, lane: Lane, request: Request, room: int) -> list[HiddenRo
         if part.at is not None:
             transport.leases.lend(part.at.ref, lane.epoch, now)
     return parts
+
+
+def q_rows(lanes: Lanes, lane: Lane, rows: list[QRow]) -> list[QRow]:
+    """Rows that draft tokens were drawn from, as they are handed to the target. Those in memory that it does
+    not reach are left out: their tokens count as looked up."""
+    transport, now = lanes.transport, time.monotonic()
+    handed = []
+    for row in rows:
+        if row.at is not None and not transport.reaches(lane, row.at.arena):
+            transport.leases.refuse(row.at.ref)
+            handed.append(LOOKED_UP)
+            continue
+        if row.at is not None:
+            transport.leases.lend(row.at.ref, lane.epoch, now)
+        handed.append(row)
+    return handed
 
 
 def backlog(lane: Lane, request: Request) -> int:

@@ -96,7 +96,11 @@ class Drafting:
             rows = dialogue.rows(self._lanes, speculator, request, room)
             room -= sum(len(part.data) for part in rows)
             items.append(DraftItem(request.seq, request.gen, len(request.tokens), since, k, rows))
-        self._lanes.ask(speculator, Draft(speculator.epoch, next(dialogue.order_numbers), items, budget))
+        # Only large rows of q have a place of their own.
+        large = speculator.spec.q_arena > 0
+        arena = self._lanes.transport.arena_for(speculator, self._lanes.target) if large else ""
+        number = next(dialogue.order_numbers)
+        self._lanes.ask(speculator, Draft(speculator.epoch, number, items, budget, arena=arena))
         pace = self._paces[speculator.spec]
         reply = self._lanes.reply(speculator, time.monotonic() + pace.patience(amount))
         if isinstance(reply, Drafted):
@@ -175,8 +179,15 @@ class Drafting:
                 self._quarantine(step.request, f"what its draft was drawn from cannot be: {reason}")
             else:
                 drafts[item.seq] = Guesses(item.tokens[: item.worth], item.q[: item.worth])
+                self._refuse(item.q[len(drafts[item.seq].tokens) :])
                 self._stats.spared += len(item.tokens) - len(drafts[item.seq].tokens)
         return drafts
+
+    def _refuse(self, rows: Sequence[QRow]) -> None:
+        """Rows that nobody will read."""
+        for row in rows:
+            if row.at is not None:
+                self._lanes.transport.leases.refuse(row.at.ref)
 
     def _strike(self, requests: Sequence[Request]) -> None:
         for request in requests:

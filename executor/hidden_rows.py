@@ -63,7 +63,7 @@ class KeptRows:
 def arena_bytes(spec: LaneSpec, heads: Iterable[HeadSpec]) -> int:
     """How large a lane's arena is to be, where these heads read: for a target, what all sequences keep."""
     if spec.lane != "target":
-        return _LEAST_BYTES
+        return min(_MOST_BYTES, max(_LEAST_BYTES, spec.q_arena))
     needs = [
         (spec.max_sequences * (head.window + spec.num_speculative_tokens + 1) + _ROUND_TOKENS)
         * (head.row_bytes + 256)

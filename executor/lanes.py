@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import structs
 
-from executor import descriptors, inline, process
+from executor import descriptors, inline, process, vetting
 from executor.admission import KvRoom
 from executor.allocation import Allocation
 from executor.errors import InvalidConfig, LaneFailed
 from executor.lane import Lane, LaneState
 from executor.lane_times import LaneTimes
 from executor.placement import ANYWHERE
+from executor.remote import Attachments
 from executor.rundir import RunDir
 from executor.supervisor import Supervisor
 from executor.transport import Transport, TransportPolicy
@@ -57,8 +58,8 @@ if TYPE_CHECKING:
     from executor.config import Hosting, Recovery, Timeouts
     from executor.errors import SpeclaneError
     from executor.placement import Placement
-    from ipc.channel import Event
-    from ipc.messages import Fact, LaneName, LaneSpec, Order
+    from ipc.channel import Event, Watched
+    from ipc.messages import Fact, HiddenRows, LaneName, LaneSpec, Order, QRow
 
 log = logging.getLogger("speclane")
 
@@ -95,9 +96,12 @@ class Lanes:
         hosting: Hosting,
         placements: Mapping[LaneName, Placement] = ANYWHERE,
         transport: TransportPolicy | None = None,
+        keys: Path | None = None,
     ) -> None:
-        """Raises InvalidConfig if there is no place for the socket, SpeclaneError for want of descriptors."""
+        """Raises InvalidConfig if there is no place for the socket or there are no such keys, SpeclaneError
+        for want of descriptors."""
         descriptors.require(_DESCRIPTORS)
+        attachments = Attachments(keys, partial(HOSTS[hosting].start, placements=placements))
         with ExitStack() as undo:
             self._rundir = RunDir()
             undo.callback(self._rundir.remove)
@@ -106,9 +110,7 @@ class Lanes:
             self._alarm, self._call = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             self._hub.watch(self._alarm)
             undo.pop_all()
-        self.supervisor = Supervisor(
-            self._hub, specs, timeouts, recovery, partial(HOSTS[hosting].start, placements=placements)
-        )
+        self.supervisor = Supervisor(self._hub, specs, timeouts, recovery, attachments.start)
         self.supervisor.on_change = self._changed
         self._allocation = Allocation(memory, recovery.standby)
         self.transport = Transport(transport or TransportPolicy(), self._post, timeouts.draft)
@@ -117,6 +119,7 @@ class Lanes:
         self._woken = False
         self._halted = False
         self._allots = True
+        self._others: dict[Watched, Callable[[], None]] = {}
 
     @property
     def target(self) -> Lane:
@@ -172,7 +175,7 @@ class Lanes:
             if time.monotonic() >= deadline:
                 late = min((lane for lane in self.all if not lane.serving), key=_waits_for_others)
                 raise LaneFailed(late.name, f"not ready in time, in phase {late.phase}")
-            self._turn(deadline)
+            self.turn(deadline)
 
     @property
     def _transport_settled(self) -> bool:
@@ -228,7 +231,7 @@ class Lanes:
                 return NoReply("down")
             if self._halted:
                 return NoReply("halted")
-            if not self._turn(deadline):
+            if not self.turn(deadline):
                 lane.abandoned = True
                 return NoReply("timeout")
         fact, lane.reply = lane.reply, None
@@ -236,13 +239,18 @@ class Lanes:
 
     def wait(self, deadline: float) -> None:
         """Handle what comes until somebody wakes us, a lane's state changes, or the deadline passes."""
-        while not (self._woken or self._halted) and self._turn(deadline):
+        while not (self._woken or self._halted) and self.turn(deadline):
             pass
         self._woken = False
 
+    def attend(self, source: Watched, handle: Callable[[], None]) -> None:
+        """From now on call `handle` when this is readable, between the events of lanes."""
+        self._others[source] = handle
+        self._hub.watch(source)
+
     # ------------------------------------------------------------ events
 
-    def _turn(self, deadline: float) -> bool:
+    def turn(self, deadline: float) -> bool:
         """Handle one event, or do what is due; False if nothing came before the deadline."""
         event = self._hub.receive(min(deadline, self.supervisor.next_tick))
         if event is not None:
@@ -263,7 +271,9 @@ class Lanes:
             case Readable(fd) if fd == self._alarm:
                 os.read(fd, 4096)
                 self._woken = True
-            case Readable(fd):
+            case Readable(source) if source in self._others:
+                self._others[source]()
+            case Readable(int(fd)):
                 if (lane := self.supervisor.by_pidfd(fd)) is not None:
                     self._ended(lane)
             case Garbled(identity, reason):
@@ -296,9 +306,7 @@ class Lanes:
                     *(fact.phase, fact.seconds, megabytes, outcome),
                 )
             case Loaded():
-                lane.device_id = fact.device_id
-                self.transport.loaded(lane, fact)  # first, so that what it exports is there when it profiles
-                self._allot()
+                self._loaded(lane, fact)
             case Exported():
                 self.transport.exported(lane, fact)
             case Imported():
@@ -317,12 +325,24 @@ class Lanes:
 
     def _greet(self, lane: Lane, fact: Greeted) -> None:
         if fact.wire_version != WIRE_VERSION:
-            reason = f"speaks wire version {fact.wire_version}, this is {WIRE_VERSION}"
-            self.supervisor.take_down(lane, reason)
+            self._refuse(lane, vetting.other_version(lane, fact.wire_version))
         elif fact.lane != lane.name:
             self.supervisor.take_down(lane, f"greets as {fact.lane}")
         else:
             self._post(lane, Configure(lane.epoch, lane.spec))
+
+    def _loaded(self, lane: Lane, fact: Loaded) -> None:
+        lane.device_id, lane.serves = fact.device_id, fact.serves
+        if reason := vetting.misfit(lane, self.supervisor.current.get("target")):
+            self._refuse(lane, reason)
+            return
+        self.transport.loaded(lane, fact)  # first, so that what it exports is there when it profiles
+        self._allot()
+
+    def _refuse(self, lane: Lane, reason: str) -> None:
+        """What it says of itself is of no use. The user named a server; a worker is of our own making."""
+        lane.refused = lane.spec.engine == "remote"
+        self.supervisor.take_down(lane, reason)
 
     def _allot(self) -> None:
         """Whose turn it is to profile, and who hears how much it may hold."""
@@ -341,11 +361,16 @@ class Lanes:
             lane.refused = True
             self.supervisor.take_down(lane, str(error))
             return
-        if share is not None:
-            lane.room = KvRoom(share.kv_tokens, share.profile.kv_block)
-            self._post(lane, Allocate(lane.epoch, share.kv_tokens))
+        if share is not None and lane.profile is not None:
+            # Another server than the one that was planned with may have less.
+            tokens = min(share.kv_tokens, lane.profile.max_kv_tokens)
+            lane.room = KvRoom(tokens, lane.profile.kv_block)
+            self._post(lane, Allocate(lane.epoch, tokens))
 
     def _ready(self, lane: Lane, fact: Ready) -> None:
+        if reason := vetting.foreign(lane, fact, self.supervisor.current.get("target")):
+            self._refuse(lane, reason)
+            return
         lane.ready, lane.phase, lane.ready_at = fact, "serve", time.monotonic()
         for note in fact.notes:
             log.info("%s: %s", lane.name, note)
@@ -372,10 +397,13 @@ class Lanes:
         """Whether the reply is of use or not, what it says of shared memory is so."""
         leases = self.transport.leases
         leases.acked(fact.acks, lane.epoch)
+        parts: list[Sequence[HiddenRows] | Sequence[QRow]]
         if isinstance(fact, Verified):
-            parts = [item.rows for item in fact.items] + [item.rows for item in fact.pending]
-            refs = [part.at.ref for rows in parts for part in rows if part.at is not None]
-            leases.published(refs, time.monotonic())
+            parts = [*(item.rows for item in fact.items), *(item.rows for item in fact.pending)]
+        else:
+            parts = [item.q for item in fact.items]
+        refs = [part.at.ref for rows in parts for part in rows if part.at is not None]
+        leases.published(refs, time.monotonic())
 
     def _tell_stop(self, lane: Lane) -> None:
         self._post(lane, Stop(lane.epoch))

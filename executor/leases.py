@@ -78,6 +78,12 @@ class Leases:
             held.keepers -= 1
             self._settle(ref, held)
 
+    def refuse(self, ref: SlotRef) -> None:
+        """Nobody will want it."""
+        if (held := self._find(ref)) is not None:
+            held.unclaimed = None
+            self._settle(ref, held)
+
     def lend(self, ref: SlotRef, borrower: str, now: float) -> None:
         """A lane is handed the descriptor. Being handed it again is one loan still."""
         if (held := self._find(ref)) is not None:

@@ -83,6 +83,7 @@ class LLM:
                 config.max_verify_tokens,
                 config.placements,
                 config.transport_policy,
+                config.keys,
             )
             self._control = self._listen(self._coordinator.directory)
         atexit.register(self.close)

@@ -92,8 +92,9 @@ class Transport:
         return TransportInfo(self.chosen or "none", "; ".join(self._reasons))
 
     def settled(self, specs: Iterable[LaneSpec]) -> bool:
-        """Whether lanes of these specs may begin."""
-        return self.chosen is not None or not any(_reads(spec) for spec in specs)
+        """Whether lanes of these specs may begin. Without a target beside them there is nothing to read."""
+        lanes = {spec.lane: spec for spec in specs}
+        return self.chosen is not None or "target" not in lanes or not any(map(_shares, lanes.values()))
 
     def arena_for(self, exporter: Lane, reader: Lane | None) -> str:
         """Where the exporter is to put what this lane reads; empty if it has to go inline."""
@@ -149,10 +150,10 @@ class Transport:
     def reconcile(self, alive: Sequence[Lane]) -> None:
         """Only these lanes run. What others exported is closed everywhere at once, what they read is free."""
         epochs = {lane.epoch for lane in alive}
-        for epoch in [epoch for epoch in self._ports if epoch not in epochs]:
-            port = self._ports.pop(epoch)
+        gone = [self._ports.pop(epoch) for epoch in list(self._ports) if epoch not in epochs]
+        for port in gone:  # who cannot be told of it dies of that, and we are called again
             self._discard(port.arenas)
-            self.leases.died(epoch)
+            self.leases.died(port.lane.epoch)
 
     def look(self, now: float) -> None:
         """What time alone does."""
@@ -186,8 +187,8 @@ class Transport:
                 self._export(port, "cuda_ipc" if way == "cuda_ipc" else "memfd")
 
     def _taking_part(self) -> list[_Port]:
-        """Lanes that read rows, and all targets if there is one that does."""
-        readers = [port for port in self._ports.values() if _reads(port.lane.spec)]
+        """Speculators that share tensors with the target, and all targets if there is one that does."""
+        readers = [port for port in self._ports.values() if _shares(port.lane.spec)]
         targets = [port for port in self._ports.values() if port.lane.name == "target"]
         return [*targets, *readers] if readers else []
 
@@ -249,9 +250,8 @@ class Transport:
             return
         way = self._left.pop(0)
         self._reasons.append(f"no {way}: {reason}")
-        for other in self._ports.values():
+        for other in list(self._ports.values()):
             self._discard(other.arenas)
-            other.arenas.clear()
         if not self._left:
             self._refuse(reason)
             return
@@ -270,19 +270,21 @@ class Transport:
 
     def _discard(self, arenas: dict[str, _Arena | None]) -> None:
         """Nobody is to use these any more, whoever made them."""
-        for name, arena in arenas.items():
-            self.leases.gone(name)
+        names = list(arenas)
+        for arena in [arenas.pop(name) for name in names]:
             if arena is not None:
                 _close(arena.fd)
-        for port in self._ports.values():
-            port.opened -= arenas.keys()
-            if arenas and port.lane.process is not None and port.lane.link.state in _TAKES_ORDERS:
-                self._post(port.lane, Unmap(port.lane.epoch, list(arenas)))
+        for name in names:
+            self.leases.gone(name)
+        for port in list(self._ports.values()):
+            port.opened.difference_update(names)
+            if names and port.lane.process is not None and port.lane.link.state in _TAKES_ORDERS:
+                self._post(port.lane, Unmap(port.lane.epoch, names))
 
 
-def _reads(spec: LaneSpec) -> bool:
-    """Whether a lane reads tensors of the target's."""
-    return spec.head is not None
+def _shares(spec: LaneSpec) -> bool:
+    """Whether a speculator reads tensors of the target's, or the target its own."""
+    return spec.head is not None or spec.q_arena > 0
 
 
 def _received(lane: Lane, fact: Exported) -> tuple[_Arena | None, str]:

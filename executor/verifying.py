@@ -52,7 +52,7 @@ class Verifying:
             return None  # it died while the others drafted
         items = []
         reader = self._lanes.speculator
-        head = reader.spec.head if reader is not None else None
+        head = reader.head if reader is not None else None
         room = ORDER_BYTES
         transport = self._lanes.transport
         arena = transport.arena_for(target, reader) if head is not None else ""
@@ -69,7 +69,7 @@ class Verifying:
                 VerifyItem(
                     *(request.seq, request.gen, len(request.tokens), since, draft, rows_since),
                     prompt_since=prompt_scores.wanted_since(request),
-                    q=q,
+                    q=dialogue.q_rows(self._lanes, target, q) if q else q,
                 )
             )
         taps = head.taps if head is not None else ()

@@ -51,6 +51,8 @@ def link_table(lane: LaneName) -> Table[LinkState, str]:
         (_S.BUSY, answer): _S.IDLE,
         (_S.STOPPING, "Stop"): _S.STOPPING,
     }
+    if lane == "speculator":  # a server of several executors speaks when it is spoken to
+        rows[_S.EXPECTED, "Attach"] = _S.EXPECTED
     facts = "PhaseReached", "Loaded", "Exported", "Imported", "Profiled", "Ready", "Progressed", answer
     for fact in facts:
         rows[_S.STOPPING, fact] = _S.STOPPING

@@ -18,7 +18,7 @@ LaneName = Literal["target", "speculator"]
 SharedTransport = Literal["memfd", "cuda_ipc"]
 """How tensors go from lane to lane without being copied; else they go inline, within messages."""
 TensorDtype = Literal["bf16", "fp16", "fp32", "fp64", "int32", "int64", "uint8"]
-LaneEngine = Literal["native", "hf", "toy", "ngram", "suffix", "eagle", "cascade"]
+LaneEngine = Literal["native", "hf", "toy", "ngram", "suffix", "eagle", "cascade", "remote"]
 Acceptance = Literal["coupled", "rejection", "block"]
 """By which rule draft tokens stand; see workers.acceptance and workers.rejection."""
 QForm = Literal["sparse", "full"]
@@ -51,11 +51,16 @@ class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 # ---------------------------------------------------------------- records
 
 
+LAST_NORM = 0
+"""As a part of a hidden row: the last layer's, normed, as the output layer reads it."""
+
+
 class HeadSpec(Record, frozen=True):
     """A drafting head that reads the target's hidden rows. `file`: its weights.
 
-    `taps`: after how many layers of the target the parts of a row are taken; the last norm's is always the
-    last part. `row_bytes`: size of one row. `window`: how many of the latest positions' rows it needs.
+    `taps`: after how many layers of the target the parts of a row are taken; LAST_NORM is what the last norm
+    makes of the last layer's. `row_bytes`: size of one row. `window`: how many of the latest positions' rows
+    it needs.
     """
 
     file: str
@@ -66,12 +71,14 @@ class HeadSpec(Record, frozen=True):
 
 class LaneSpec(Record, frozen=True):
     """What a worker must become. `model` is a checkpoint directory, or the parameters of a toy; of a drafting
-    head it is the target's checkpoint, whose embedding and output rows the head uses.
+    head it is the target's checkpoint, whose embedding and output rows the head uses; of a `remote`
+    speculator the addresses of its servers, with commas: the first that serves takes the lane.
 
     Lengths in tokens: `max_model_len` of the longest sequence, `num_speculative_tokens` of the longest draft.
     `reuse_prefixes`: whether keys and values that were computed for one sequence serve others.
     `prior`: file of what the target is known to write, for lookups; empty if there is none.
     `acceptance`, `q_rows`: by which rule drafts are judged; what a speculator draws from, and sends, for it.
+    `q_arena`: bytes of an arena that it is to send rows by; 0: they go inline.
     """
 
     lane: LaneName
@@ -88,6 +95,18 @@ class LaneSpec(Record, frozen=True):
     head: HeadSpec | None = None
     acceptance: Acceptance = "coupled"
     q_rows: QForm = "sparse"
+    q_arena: int = 0
+
+
+class Offer(Record, frozen=True):
+    """What a speculator server drafts with, which an executor does not know before it is attached.
+
+    `name`: how people call it. `head`: what it wants to read of the target; its file is the server's own.
+    """
+
+    engine: LaneEngine
+    name: str
+    head: HeadSpec | None = None
 
 
 class Vocabulary(Record, frozen=True):
@@ -240,11 +259,13 @@ class QRow(Record, frozen=True):
     """What a draft token was drawn from, exactly: ids, uint32, and their weights, float32, which need not sum
     to 1. No ids: the weights are those of all tokens. Neither: the token was not drawn but looked up.
 
-    Numbers are in the machine's own byte order. See ipc.q_rows.
+    All tokens' weights may also be where `at` says, in an arena of the speculator. Numbers are in the
+    machine's own byte order. See ipc.q_rows.
     """
 
     tokens: bytes
     weights: bytes
+    at: Descriptor | None = None
 
 
 class DraftItem(Record, frozen=True):
@@ -341,6 +362,16 @@ class VerifiedItem(Record, frozen=True):
 # ---------------------------------------------------------------- orders: coordinator → worker
 
 
+class Attach(Message, frozen=True):
+    """To a speculator server, before all else: be this executor's speculator, under this epoch.
+
+    `client`: who asks, for the server's log; who may ask is a matter of keys.
+    """
+
+    wire_version: int
+    client: str
+
+
 class Configure(Message, frozen=True):
     """First order, in answer to Greeted: load this lane and serve."""
 
@@ -387,13 +418,15 @@ class Draft(Message, frozen=True):
     """To the speculator: propose tokens for these sequences. An item with k = 0 only brings it up to date.
 
     `budget`: guesses that the verification has room for, of all sequences together; None is any number.
-    `released`: what of this lane's arenas nobody reads any more.
+    `released`: what of this lane's arenas nobody reads any more. `arena`: the lane's own that large q rows
+    are to be put into; where it is empty or full, they go inline.
     """
 
     order: int
     items: list[DraftItem]
     budget: int | None = None
     released: list[SlotRef] = []
+    arena: str = ""
 
 
 class Verify(Message, frozen=True):
@@ -449,10 +482,12 @@ class Loaded(Message, frozen=True):
     """Weights are there and attention is set up, on this device (an identity); the lane waits to profile.
 
     `no_cuda_ipc`: why memory of that device cannot be shared with other lanes; empty if it can, so far.
+    `serves`: what a speculator server drafts with; None from a lane that was told what to become.
     """
 
     device_id: str
     no_cuda_ipc: str = ""
+    serves: Offer | None = None
 
 
 class Exported(Message, frozen=True):
@@ -529,7 +564,9 @@ class Failed(Message, frozen=True):
 
 FAILURE_KINDS = ("configuration", "load", "protocol", "memory", "numerics", "internal")
 
-Order = Configure | Profile | Allocate | Export | Import | Unmap | Open | Draft | Verify | Close | Stop
+Order = (
+    Attach | Configure | Profile | Allocate | Export | Import | Unmap | Open | Draft | Verify | Close | Stop
+)
 Fact = (
     Greeted
     | PhaseReached

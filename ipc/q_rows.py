@@ -23,18 +23,26 @@ MESSAGE_BYTES = 8 << 20
 ALL = 0
 """A width: every token of the vocabulary."""
 LOOKED_UP = QRow(b"", b"")
+ARENA_ROW_BYTES = 64 << 10
+"""From this size on a row is worth an arena."""
 _ENTRY_BYTES = 8
 _WEIGHT_BYTES = 4
 
 assert array("I").itemsize == array("f").itemsize == _WEIGHT_BYTES, "this platform's numbers have other sizes"
 
 
-def width(form: QForm, count: int, vocabulary_size: int) -> int:
-    """How many tokens each of `count` rows of a message may have; ALL where full rows are wanted and fit.
+def row_bytes(vocabulary_size: int) -> int:
+    """Size of a full row."""
+    return vocabulary_size * _WEIGHT_BYTES
+
+
+def width(form: QForm, count: int, vocabulary_size: int, *, arena: bool = False) -> int:
+    """How many tokens each of `count` rows of a message may have; ALL where full rows are wanted and fit, or
+    have an `arena`.
 
     It must not hang on what was drawn: whoever picks a row by its token changes how the text is distributed.
     """
-    if form == "full" and count * vocabulary_size * _WEIGHT_BYTES <= MESSAGE_BYTES:
+    if form == "full" and (arena or count * row_bytes(vocabulary_size) <= MESSAGE_BYTES):
         return ALL
     return max(1, min(SPARSE_TOKENS, MESSAGE_BYTES // (_ENTRY_BYTES * max(1, count))))
 
@@ -53,9 +61,12 @@ def unpack(row: QRow) -> tuple[array[int] | None, array[float]]:
 
 
 def fault(row: QRow, token: int, vocabulary_size: int) -> str:
-    """Why `token` cannot have been drawn from this row; empty if it can."""
+    """Why `token` cannot have been drawn from this row; empty if it can. What an arena holds is not seen."""
     if row == LOOKED_UP:
         return ""
+    if row.at is not None:
+        whole = ("fp32", (vocabulary_size,), b"", b"")
+        return "" if (row.at.dtype, row.at.shape, row.tokens, row.weights) == whole else "its place is none"
     if len(row.tokens) % _WEIGHT_BYTES or len(row.weights) % _WEIGHT_BYTES:
         return "it has no whole numbers"
     tokens, weights = unpack(row)

@@ -14,7 +14,7 @@ from workers import distribution, noise
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ipc.messages import QRow
     from workers.distribution import Distribution
@@ -62,10 +62,11 @@ class Q:
 class DrawnFrom:
     """Where a speculator draws its guesses of one sequence, and leaves what each was drawn from."""
 
-    def __init__(self, width: int) -> None:
-        """`width`: how many tokens a row may have; see ipc.q_rows.width."""
+    def __init__(self, width: int, place: Callable[[QRow], QRow] = lambda row: row) -> None:
+        """`width`: how many tokens a row may have; see ipc.q_rows.width. `place`: makes it ready to go."""
         self.rows: list[QRow] = []
         self._width = width
+        self._place = place
 
     def q(self, guessed: Distribution) -> Q:
         """What the next guess is to be drawn from, if its source is asked at all: that must be decided by
@@ -74,7 +75,7 @@ class DrawnFrom:
 
     def draw(self, q: Q, sequence: LaneSequence, depth: int) -> int:
         """The guess with index `depth` in a draft; its row is kept."""
-        self.rows.append(q.row)
+        self.rows.append(self._place(q.row))
         position = len(sequence.tokens) + depth
         return q.pick(noise.fraction(sequence.sampling.seed, position, noise.DRAFT, depth))
 

@@ -176,7 +176,7 @@ class Session:
                 return Verified(self._epoch, order.order, verdicts, busy, pending, reused, acks)
             case Draft() if isinstance(lane, SpeculatorLane):
                 self._plane.release(order.released)
-                proposals = lane.draft(order.items, order.budget)
+                proposals = lane.draft(order.items, order.budget, order.arena)
                 acks = self._plane.acks()
                 busy, reused = time.perf_counter_ns() - began, lane.served.reused_tokens
                 return Drafted(self._epoch, order.order, proposals, busy, reused, acks)

@@ -8,6 +8,7 @@ from ipc import q_rows
 from ipc.messages import DraftedItem
 from workers.lane import SequenceTable
 from workers.pure_sampler import GREEDY_BELOW
+from workers.q_placing import QPlacing
 from workers.q_row import DrawnFrom
 from workers.tensor_plane import TensorPlane
 from workers.worth import capacities
@@ -82,15 +83,22 @@ class SpeculatorLane:
         for seq in seqs:
             self._speculator.close(self._sequences.close(seq))
 
-    def draft(self, items: Sequence[DraftItem], budget: int | None = None) -> list[DraftedItem]:
-        """Proposals; if there may be more guesses than `budget`, with how many of each are worth it."""
-        scarce = budget is not None and sum(item.k for item in items) > budget
-        width = q_rows.width(self._q_form, sum(item.k for item in items), self.served.vocabulary.size)
+    def draft(
+        self, items: Sequence[DraftItem], budget: int | None = None, arena: str = ""
+    ) -> list[DraftedItem]:
+        """Proposals; if there may be more guesses than `budget`, with how many of each are worth it.
+
+        `arena`: of this lane, for large q rows.
+        """
+        most = sum(item.k for item in items)
+        scarce = budget is not None and most > budget
+        width = q_rows.width(self._q_form, most, self.served.vocabulary.size, arena=bool(arena))
+        placing = QPlacing(self.plane, arena)
         asks = []
         for item in items:
             sequence = self._sequences.advance(item.seq, item.gen, item.base_len, item.since)
             draws = self._draws and sequence.sampling.temperature >= GREEDY_BELOW
-            drawn_from = DrawnFrom(width) if draws else None
+            drawn_from = DrawnFrom(width, placing.place) if draws else None
             asks.append(Ask(sequence, item.k, self._rows(item.rows), [] if scarce else None, drawn_from))
         proposals = self._speculator.propose(asks)
         worths: Sequence[int | None] = [None] * len(items)

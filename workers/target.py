@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
+from ipc import q_rows
 from ipc.errors import ProtocolError
-from ipc.messages import PendingItem, TokenLogprobs, VerifiedItem
+from ipc.messages import LAST_NORM, PendingItem, TokenLogprobs, VerifiedItem
+from ipc.q_rows import LOOKED_UP
 from workers.engines.tap import Tap, Tapped
 from workers.judging import Judging
 from workers.lane import SequenceTable
@@ -59,7 +61,7 @@ class TargetLane:
         pending: list[PendingItem] = []
         scores: dict[int, list[TokenLogprobs]] = {}
         tap = _tap(items, taps, lambda start, rows: self.plane.pack_rows(start, rows, arena))
-        for item in items:
+        for item in map(self._with_q, items):
             sequence = self._sequences.advance(item.seq, item.gen, item.base_len, item.since)
             self._check_draft(item)
             if item.prompt_since is not None:
@@ -92,9 +94,20 @@ class TargetLane:
             return engine.forward(windows)
         if not isinstance(engine, Tapped):
             raise ProtocolError("this engine shows no hidden rows; use native for speculators that read them")
-        if not all(0 < layer <= engine.layers for layer in tap.layers):
+        if not all(LAST_NORM <= layer <= engine.layers for layer in tap.layers):
             raise ProtocolError(f"hidden rows after layers {list(tap.layers)} of {engine.layers}")
         return engine.forward(windows, tap)
+
+    def _with_q(self, item: VerifyItem) -> VerifyItem:
+        """The item with the q rows that lie in an arena. What cannot be had is left out: see Judging."""
+        if all(row.at is None for row in item.q):
+            return item
+        size = self._engine.vocabulary.size
+        found = []
+        for row, token in zip(item.q, item.draft, strict=False):
+            read = self.plane.q(row)
+            found.append(read if read is not None and not q_rows.fault(read, token, size) else LOOKED_UP)
+        return structs.replace(item, q=found)
 
     def _check_draft(self, item: VerifyItem) -> None:
         size = self._engine.vocabulary.size

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ipc import cuda
 from ipc.arena import Arena, Importer
 from ipc.errors import ArenaError, CudaIpcUnavailable
-from ipc.messages import Export, Exported, HiddenRows, Import, Imported
+from ipc.messages import Export, Exported, HiddenRows, Import, Imported, QRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -125,6 +125,13 @@ class TensorPlane:
         data = b"" if at is not None else rows.cpu().view(torch.int16).numpy().tobytes()
         return HiddenRows(start, len(rows), data, at)
 
+    def put_q(self, row: QRow, arena: str) -> QRow | None:
+        """A full q row by arena; None if there is no room."""
+        import torch
+
+        at = self.put(torch.frombuffer(bytearray(row.weights), dtype=torch.float32), arena)
+        return QRow(b"", b"", at) if at is not None else None
+
     # ------------------------------------------------------------ others'
 
     def view(self, descriptor: Descriptor) -> Tensor:
@@ -146,6 +153,16 @@ class TensorPlane:
                 log.warning("hidden rows from %s on are not read: %s", part.start, error)
                 return None
         return torch.frombuffer(bytearray(part.data), dtype=torch.bfloat16).view(part.count, -1)
+
+    def q(self, row: QRow) -> QRow | None:
+        """A q row with its weights; None if they are out of reach, which costs acceptance."""
+        if row.at is None:
+            return row
+        try:
+            return QRow(b"", self.view(row.at).cpu().numpy().tobytes())
+        except ArenaError as error:
+            log.warning("a q row is not read: %s", error)
+            return None
 
     def acks(self) -> list[SlotRef]:
         """All that was handed since the last time, once the device has read it. No view of it may be held."""

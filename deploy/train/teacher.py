@@ -76,8 +76,9 @@ class _Cache:
 
 
 class Teacher:
-    """`taps`: after how many layers a feature row's first parts are taken; the last is the final norm. None: no
-    features are kept. Then products and attention are in bfloat16 where the CPU has instructions for it."""
+    """`taps`: after how many layers a feature row's first parts are taken; the last is the final norm.
+
+    None: no features are kept; then products and attention are in bfloat16 where the CPU has that."""
 
     def __init__(self, directory: Path, taps: tuple[int, int] | None, device: str = "cpu") -> None:
         """Raises OSError or ValueError if there is no checkpoint that the native engine can serve."""

@@ -89,6 +89,7 @@ class ModelOptions:
     max_verify_tokens: o.MaxVerifyTokens = None
     acceptance: o.Acceptance = "coupled"
     q_rows: o.QRows = "sparse"
+    keys: o.Keys = None
     threads: o.Threads = None
     cache_dir: o.CacheDir = None
     load_timeout: o.LoadTimeout = None
@@ -207,7 +208,8 @@ class SamplingOptions:
 
 _CONFIG = (
     *("target", "speculator", "engine", "dtype", "device", "lanes", "num_speculative_tokens"),
-    *("max_model_len", "kv_tokens", "max_verify_tokens", "threads", "cache_dir", "acceptance", "q_rows"),
+    *("max_model_len", "kv_tokens", "max_verify_tokens", "keys", "threads", "cache_dir"),
+    *("acceptance", "q_rows"),
     *("target_device", "speculator_device", "target_cores", "speculator_cores"),
     *("transport", "require_cuda_ipc"),
 )

@@ -38,8 +38,8 @@ Target = Annotated[str | None, _model("MODEL", "Alias, checkpoint directory or h
 Speculator = Annotated[
     str,
     _model(
-        "off|ngram|suffix|eagle|cascade|MODEL",
-        "What drafts: nothing, lookups, a head, both, or a small model.",
+        "off|ngram|suffix|eagle|cascade|MODEL|ADDRESS",
+        "What drafts: nothing, lookups, a head, both, a small model; or servers, by ipc:// or tcp://.",
     ),
 ]
 NumSpeculativeTokens = Annotated[int | None, _model("K", "Longest draft in tokens, from 1 to 32.", "5")]
@@ -93,6 +93,9 @@ MaxVerifyTokens = Annotated[
     int | None, _model("N", "Tokens that one verification of all sequences takes.", "one pass of the target")
 ]
 Threads = Annotated[int | None, _model("N", "CPU threads of each lane.", "all cores")]
+Keys = Annotated[
+    str | None, _model("DIRECTORY", "Keys for speculator servers, made by speclane keys.", "none")
+]
 CacheDir = Annotated[
     str | None, _model("DIRECTORY", "Where fetched models are kept.", "$SPECLANE_CACHE, else ~/.cache")
 ]

@@ -145,7 +145,7 @@ class Generation:
         self._ended = ended
         self._arrived: list[tuple[int, Delta | Completion]] = []
         self._failure: ApiError | None = None
-        self._news = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
         self._cancels: list[Callable[[], None]] = []
         self._deadline: asyncio.TimerHandle | None = None
         self.label = ""
@@ -188,8 +188,8 @@ class Generation:
             elif not self.unfinished:
                 return
             else:
-                self._news.clear()
-                await self._news.wait()
+                self._reader = asyncio.get_running_loop().create_future()
+                await self._reader
 
     async def finished(self) -> list[Completion]:
         """All of it, in the order of the choices. Raises ApiError."""
@@ -214,7 +214,7 @@ class Generation:
     # ------------------------------------------------------------ inside
 
     def _receive(self, choice: int, output: Delta | Completion | SpeclaneError) -> None:
-        self._news.set()
+        self._wake()
         watch = self._watches[choice]
         if isinstance(output, Delta):
             if self._first is None:
@@ -234,6 +234,12 @@ class Generation:
             self._fail(api_error(output))
             self._leave(choice)
 
+    def _wake(self) -> None:
+        """Whoever waits for outputs looks again."""
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():
+            reader.set_result(None)
+
     def _leave(self, choice: int) -> None:
         self.unfinished.discard(choice)
         if not self.unfinished and self._deadline is not None:
@@ -245,7 +251,7 @@ class Generation:
 
     def _fail(self, failure: ApiError) -> None:
         self._failure = self._failure or failure
-        self._news.set()
+        self._wake()
         self.cancel()
 
 

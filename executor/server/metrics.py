@@ -44,7 +44,7 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._registry.register(_State(llm, model_name))
-        self._values = values = (model_name, "0")
+        self._values = (model_name, "0")
 
         self.first_token = Distribution(
             "vllm:time_to_first_token_seconds", "From request to first token.", _FIRST_TOKEN
@@ -56,8 +56,8 @@ class Metrics:
         self.prompt_length = Distribution("vllm:request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
         self.length = Distribution("vllm:request_generation_tokens", "Tokens of an answer.", _TOKENS)
         self._registry.register(self)
-        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Tokens of prompts.", values)
-        self.tokens = self._counter("vllm:generation_tokens", "Tokens given out.", values)
+        self.prompt_tokens = self.tokens = 0
+        """Of prompts that have been run, and given out."""
         self._ended = Counter(
             "vllm:request_success",
             "Requests that ended, by reason.",
@@ -75,15 +75,19 @@ class Metrics:
         self._ended.labels(*self._values, reason).inc(count)
 
     def collect(self) -> Iterator[Metric]:
-        """The distributions, when Prometheus asks."""
+        """What was counted as requests went by, when Prometheus asks."""
+        for name, text, count in (
+            ("vllm:prompt_tokens", "Tokens of prompts.", self.prompt_tokens),
+            ("vllm:generation_tokens", "Tokens given out.", self.tokens),
+        ):
+            family = CounterMetricFamily(name, text, labels=_LABELS)
+            family.add_metric(self._values, count)
+            yield family
         for each in (self.first_token, self.between_tokens, self.whole, self.prompt_length, self.length):
             yield each.family(_LABELS, self._values)
 
     def exposition(self) -> bytes:
         return generate_latest(self._registry)
-
-    def _counter(self, name: str, text: str, values: tuple[str, ...]) -> Counter:
-        return Counter(name, text, _LABELS, registry=self._registry).labels(*values)
 
 
 class Watch:
@@ -102,12 +106,12 @@ class Watch:
         if self._tokens == 0:
             metrics.first_token.observe(now - self._began)
             metrics.prompt_length.observe(self._prompt_tokens)
-            metrics.prompt_tokens.inc(self._prompt_tokens)
+            metrics.prompt_tokens += self._prompt_tokens
         else:
             metrics.between_tokens.observe((now - self._last) / max(1, tokens), tokens)
         self._last = now
         self._tokens += tokens
-        metrics.tokens.inc(tokens)
+        metrics.tokens += tokens
 
     def ended(self, reason: str) -> None:
         self._metrics.whole.observe(time.perf_counter() - self._began)

@@ -25,7 +25,7 @@ from workers.tensor_plane import TensorPlane
 
 TRAINING = Path(__file__).parents[2] / "deploy" / "train"
 HIDDEN, HEAD_DIM, VOCABULARY, WINDOW = 96, 16, 211, 32
-TAPS = (1, 2)
+TAPS = (1, 2, 0)
 PLANE = TensorPlane()
 TEXT = [
     3,

@@ -53,6 +53,23 @@ def test_what_is_drawn_from_the_targets_own_distribution_always_stands(acceptanc
             assert len(completion.token_ids) == 61
 
 
+def test_large_rows_go_by_arena():
+    """And come back: nothing is left lent. They are drawn from all tokens, so all of them stand."""
+    large = "vocabulary=17000"
+    options = {"target": large, "speculator": f"{large},agree=1.0", "acceptance": "block", "q_rows": "full"}
+    with toys(**options, num_speculative_tokens=2, max_sequences=1) as llm:
+        transport = llm.coordinator._lanes.transport
+        assert transport.chosen == "memfd"
+        lent = []
+        real = transport.leases.lend
+        transport.leases.lend = lambda ref, *rest: (lent.append(ref), real(ref, *rest))
+        completion = llm.generate("one", SamplingParams(temperature=1.2, seed=1, max_tokens=7))[0]
+        assert completion.acceptance.outcomes == {(2, 2): 2, (0, 0): 1}
+        assert len(lent) == 4
+        assert transport.leases.count() == {"kept": 0, "lent": 0, "quarantined": 0}
+        assert llm.coordinator.stats.invalid == 0
+
+
 def test_a_draft_that_is_cut_keeps_its_rows():
     """A verification that has no room for all guesses."""
     drafts = {"speculator": f"{TARGET},agree=1.0", "acceptance": "rejection"}

@@ -53,8 +53,8 @@ class TableHead:
     def context(self) -> TableContext:
         return TableContext()
 
-    def fuse(self, data: bytes) -> torch.Tensor:
-        return torch.zeros(len(data) // self.row_bytes, 1)
+    def fuse(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(rows), 1)
 
     def absorb(self, *_: Any) -> None: ...
 
@@ -138,14 +138,14 @@ def test_the_source_and_the_end_follow_from_the_tokens_before(rounds):
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_a_head_that_looks_at_what_it_drew_would_be_seen(rounds, rule, monkeypatch):
     """As for coupled acceptance, where it is allowed: a guess is as promising as its token is likely."""
-    real = CascadeSpeculator._guess
+    real = CascadeSpeculator._undrawn
 
-    def eager(self: Any, row: Any, total: float, chain: Any) -> proposals.Proposal:
-        lazy = real(self, row, total, chain)
+    def eager(self: Any, chain: Any, *others: Any) -> proposals.Proposal:
+        lazy = real(self, chain, *others)
         depth = len(chain.draft.tokens)
         position = len(chain.sequence.tokens) + depth
         token = lazy.q.pick(noise.fraction(0, position, noise.DRAFT, depth))
         return lazy._replace(expected=lazy.q.probability(token))
 
-    monkeypatch.setattr(CascadeSpeculator, "_guess", eager)
+    monkeypatch.setattr(CascadeSpeculator, "_undrawn", eager)
     assert error(rounds("cascade", rule), K + 1) > SEEN

@@ -37,6 +37,7 @@ def expected(lane: str, state: str, name: str) -> str | None:
     if name in ("Open", "Close", "Progressed"):
         return state if state in ("idle", "busy") else None
     steps = {
+        ("expected", "Attach" if lane == "speculator" else ""): "expected",
         ("expected", "Greeted"): "greeted",
         ("greeted", "Configure"): "starting",
         ("starting", "PhaseReached"): "starting",

@@ -123,12 +123,13 @@ def bench():
 def test_the_best_way_is_proved_both_ways_and_chosen(bench):
     here = bench()
     target, speculator = here.both()
-    assert not here.transport.settled([speculator.spec])
+    assert not here.transport.settled([target.spec, speculator.spec])
+    assert here.transport.settled([speculator.spec])  # at a server, whose targets are elsewhere
     assert here.export_all() == ["cuda_ipc", "cuda_ipc"]
     assert here.transport.chosen is None
     assert here.import_all() == ["speculator", "target"]
     assert here.transport.info == ("cuda_ipc", "")
-    assert here.transport.settled([speculator.spec])
+    assert here.transport.settled([target.spec, speculator.spec])
     arena = here.transport.arena_for(target, speculator)
     assert arena.startswith(target.epoch)
     assert here.transport.reaches(speculator, arena)
@@ -149,7 +150,7 @@ def test_there_is_nothing_to_do_for_a_speculator_that_reads_no_rows(bench):
     here.load(here.lane("target"))
     lookups = here.load(here.lane("speculator"))
     assert here.posted == []
-    assert here.transport.settled([lookups.spec])
+    assert here.transport.settled([here.lanes[0].spec, lookups.spec])
     assert here.transport.info == ("none", "")
     assert here.transport.arena_for(here.lanes[0], lookups) == ""
 
@@ -273,6 +274,30 @@ def test_lanes_that_take_no_orders_get_none(bench):
     speculator.link.state = LinkState.STOPPING
     here.end(target)
     assert here.posted == []
+
+
+def test_who_cannot_be_told_of_a_death_dies_of_it_meanwhile(bench):
+    """Its own arenas go, too, and nobody stumbles over the one that is gone already."""
+    here = bench(obstacle=ON_A_CPU)
+    target, speculator = here.both()
+    spare = here.load(here.lane("target"))
+    here.export_all()
+    here.import_all()
+    ours = here.transport.arena_for(target, speculator)
+
+    def post(lane, order):
+        here.posted.append((lane, order))
+        if lane is speculator and lane in here.lanes:
+            here.end(lane)
+
+    here.transport._post = post
+    here.end(target)
+    assert here.lanes == [spare]
+    assert not here.transport.leases.knows(ours)
+    told = [(lane, order.arenas[0].partition("/")[0]) for lane, order in here.orders(Unmap)]
+    assert sorted(told, key=str) == sorted(
+        [(speculator, target.epoch), (spare, speculator.epoch), (spare, target.epoch)], key=str
+    )
 
 
 def test_a_dead_borrowers_slots_are_free(bench):

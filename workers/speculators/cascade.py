@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from ipc.messages import LaneSpec, MemoryProfile, Vocabulary
     from workers.engines.engine import Draw
+    from workers.q_row import DrawnFrom
     from workers.sequence import LaneSequence
     from workers.speculator import Ask
     from workers.speculators.lookup import Path as LookupPath
@@ -272,20 +273,22 @@ class CascadeSpeculator:
         A guess that is not drawn yet follows from what the target would sample if it had the head's logits;
         the lookups are then seen in its light.
         """
-        step, expected = len(chain.draft.tokens), self._calibration.expected
         if chain.drawn_from is not None:
-            q = chain.drawn_from.q(self._sampler.distribution(row, chain.draw))
-            drawn = DrawnGuess(min(2, step), min(9, int(10 * q.best)))
-            return [*lookups, Proposal(NOT_DRAWN, expected(drawn), drawn, q)]
-        draw = chain.draw
+            return [*lookups, self._undrawn(chain, chain.drawn_from, row)]
+        expected, draw = self._calibration.expected, chain.draw
         (sample,) = self._sampler.sample(row[None], [draw])
         said = opinion(logits, self._head.tokens, sample.token, draw)
-        kind = said.kind(step, beside_lookups=bool(lookups))
+        kind = said.kind(len(chain.draft.tokens), beside_lookups=bool(lookups))
         proposals = [Proposal(said.token, expected(kind), kind)]
         for guess in lookups:
             seconded = said.of(guess)
             proposals.append(Proposal(guess.token, expected(seconded), seconded))
         return proposals
+
+    def _undrawn(self, chain: _Chain, drawn_from: DrawnFrom, row: Tensor) -> Proposal:
+        q = drawn_from.q(self._sampler.distribution(row, chain.draw))
+        kind = DrawnGuess(min(2, len(chain.draft.tokens)), min(9, int(10 * q.best)))
+        return Proposal(NOT_DRAWN, self._calibration.expected(kind), kind, q)
 
 
 def _first_estimate(kind: Hashable) -> float:

@@ -1,4 +1,4 @@
-"""A drafting head: one decoder layer over the target's hidden rows, after EAGLE-3 (arXiv 2503.01840).
+"""A drafting head: one decoder layer over the target's hidden rows, as EAGLE-3 has it (arXiv 2503.01840).
 
 Index i of a sequence joins the target's row of position i with the embedding of token i + 1, and guesses
 token i + 2. From there it goes on without the target: the head's own row takes the place of the target's.
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 
 from workers.engines.native.config import read_config
 from workers.engines.native.model import gated, rms_norm, rotate, rotations
 from workers.engines.native.weights import Checkpoint, Norm, Types, Weights
 from workers.linear import half, plain
+from workers.speculators.head_file import read_head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from ipc.messages import HeadSpec
     from workers.linear import Linear
-
-_ROPE_THETA = 10000.0
 
 
 class Entry(NamedTuple):
@@ -98,15 +96,19 @@ class Head:
 
         Raises ValueError if the file is no head, or of another target; OSError if it cannot be read.
         """
-        tensors = load_file(spec.file)
-        self._config = config = read_config(target)
+        config = read_config(target)
+        file = read_head(spec, config)
+        tensors = file.tensors
         self.device = device
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
         stored = Weights(Checkpoint(target), config, Types(dtype, device))
-        self._embedding = stored.embedding()
+        own = tensors.get("embedding.weight")
+        self._embedding = stored.embedding() if own is None else own.to(device)
         try:
             self.tokens = tensors.pop("draft_to_target").to(device)
-            output = (self._embedding if config.tied else stored.head())[self.tokens]
+            output = tensors.get("output.weight")
+            if output is None:
+                output = (stored.embedding() if config.tied else stored.head())[self.tokens]
             make = _narrow if narrow and device.type == "cpu" else _wide
 
             def linear(*names: str) -> Linear:
@@ -114,7 +116,7 @@ class Head:
 
             def norm(name: str) -> Norm:
                 weight = tensors[f"{name}.weight"].to(device, torch.float32)
-                return Norm(weight * len(weight) ** 0.5, len(weight) * config.norm_eps)
+                return Norm(weight * len(weight) ** 0.5, len(weight) * file.norm_eps)
 
             self._fuse, self._qkv = linear("fuse"), linear("q_proj", "k_proj", "v_proj")
             self._out, self._gate_up, self._down = (
@@ -126,21 +128,23 @@ class Head:
             self._norm_mlp, self._norm_out = norm("norm_mlp"), norm("norm_out")
         except KeyError as error:
             raise ValueError(f"{spec.file} is no drafting head: it has no tensor {error}") from None
-        self._output = make(output.to(dtype))
+        self._output = make(output.to(device, dtype))
         rows, features = tensors["fuse.weight"].shape
-        if rows != config.hidden_size or 2 * features != spec.row_bytes:
+        joined = self._embedding.shape[1] + rows
+        if tensors["q_proj.weight"].shape[1] != joined or 2 * features != spec.row_bytes:
             raise ValueError(
                 f"{spec.file} is a head for rows of {rows}, but the target's are of {config.hidden_size}"
             )
         self.row_bytes, self.window = spec.row_bytes, spec.window
-        self._heads = len(tensors["q_proj.weight"]) // config.head_dim
-        self._kv_heads = len(tensors["k_proj.weight"]) // config.head_dim
+        self._head_dim = file.head_dim
+        self._heads = len(tensors["q_proj.weight"]) // file.head_dim
+        self._kv_heads = len(tensors["k_proj.weight"]) // file.head_dim
         self._dtype = dtype
-        exponent = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
-        self._frequencies = (_ROPE_THETA**-exponent).astype(np.float32)
+        self._frequencies = file.inverse_frequencies
+        self._normed_residual = file.normed_residual
 
     def context(self) -> Context:
-        return Context(self._kv_heads, self.window, self._config.head_dim, self.device)
+        return Context(self._kv_heads, self.window, self._head_dim, self.device)
 
     def fuse(self, rows: Tensor) -> Tensor:
         """The target's hidden rows [n, features] in bfloat16, on any device → [n, hidden]."""
@@ -164,6 +168,8 @@ class Head:
         attended = torch.stack(
             [self._attend(one, entry.context) for one, entry in zip(qkv, entries, strict=True)]
         )
+        if self._normed_residual:
+            rows = rms_norm(rows, self._norm_feature)
         rows = rows + self._out(attended)
         rows = rows + self._down(gated(self._gate_up(rms_norm(rows, self._norm_mlp))))
         return rows, self._output(rms_norm(rows, self._norm_out)).float()
@@ -173,7 +179,7 @@ class Head:
         ids = torch.tensor(tokens, device=self.device)
         embedded = rms_norm(F.embedding(ids, self._embedding).to(self._dtype), self._norm_embed)
         x = torch.cat((embedded, rms_norm(rows, self._norm_feature)), dim=1)
-        qkv = self._qkv(x).view(len(rows), -1, self._config.head_dim)
+        qkv = self._qkv(x).view(len(rows), -1, self._head_dim)
         rotate(qkv[:, : -self._kv_heads], rotations(positions, self._frequencies).to(self.device))
         return qkv
 
@@ -181,8 +187,8 @@ class Head:
         """One row's [heads + 2 · kv_heads, head_dim], whose key and value join the context → [hidden]."""
         context.append(qkv[None, self._heads : -self._kv_heads], qkv[None, -self._kv_heads :])
         keys, values = context.read()
-        queries = qkv[: self._heads].view(self._kv_heads, -1, self._config.head_dim)
-        weights = torch.softmax(queries @ keys.transpose(1, 2) * self._config.head_dim**-0.5, dim=-1)
+        queries = qkv[: self._heads].view(self._kv_heads, -1, self._head_dim)
+        weights = torch.softmax(queries @ keys.transpose(1, 2) * self._head_dim**-0.5, dim=-1)
         return (weights @ values).view(-1)
 
 
