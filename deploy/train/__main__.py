@@ -286,7 +286,8 @@ class Training:
 
     def _make_table(self) -> None:
         texts = []
-        for file in shards.present(self._args.out / "shards"):
+        directories = (self._args.out / name for name in ("shards", "text"))
+        for file in [file for directory in directories for file in shards.present(directory)]:
             lessons = shards.load(file)
             for tokens, written in zip(lessons.tokens.numpy(), lessons.written.numpy(), strict=True):
                 texts += [tokens[max(0, start - LONGEST) : end] for start, end in _runs(written)]
