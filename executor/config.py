@@ -13,6 +13,7 @@ from executor.errors import InvalidConfig
 from executor.models import DEFAULT_TARGET
 from executor.placement import Placement, placement
 from executor.restart import RestartPolicy
+from executor.setting import MAX_HYPOTHESES, Mode, Setting, fixed
 from executor.transport import TransportName, TransportPolicy
 from ipc.messages import Acceptance, LaneName, QForm
 from ipc.toy import ToyParameters
@@ -116,6 +117,11 @@ class Config:
     lanes: `process`, each lane in its own; `inline`, all in this one, which isolates nothing: for debuggers,
         and to compare with.
     num_speculative_tokens: longest draft, K.
+    mode: `sequential`: a draft is made, then verified; `ahead`: while it is verified, the next one is made
+    for
+        the likeliest verdict; `outcomes`: for many.
+    hypotheses: for how many verdicts, N; None is what the mode stands for: 0, 1 or 2 · (K + 1).
+    ubatches: 2: sequences are drafted for and verified in two parts that take turns; 1 or None: all at once.
     acceptance: how drafts are judged above temperature 0. `coupled`: the text is a function of prompt,
         sampling and seed, whatever drafts. `rejection` keeps more of a draft, `block` (block verification)
         at least as much; the text is then distributed as the target's own, but hangs on the drafts, too.
@@ -150,6 +156,9 @@ class Config:
     speculator_cores: str | None = None
     lanes: Hosting = "process"
     num_speculative_tokens: int = 5
+    mode: Mode = "sequential"
+    hypotheses: int | None = None
+    ubatches: int | None = None
     acceptance: Acceptance = "coupled"
     q_rows: QForm = "sparse"
     max_model_len: int | None = None
@@ -184,6 +193,11 @@ class Config:
         _one_of("engine", self.engine, get_args(EngineName))
         _one_of("dtype", self.dtype, get_args(DtypeName))
         _one_of("lanes", self.lanes, get_args(Hosting))
+        _one_of("mode", self.mode, get_args(Mode))
+        if self.hypotheses is not None:
+            _whole("hypotheses", self.hypotheses, 0, MAX_HYPOTHESES, "1")
+        if self.ubatches is not None:
+            _whole("ubatches", self.ubatches, 1, 2, "1")
         _one_of("transport", self.transport, get_args(TransportName))
         _instance("require_cuda_ipc", self.require_cuda_ipc, bool, "True")
         if self.require_cuda_ipc and self.transport not in ("auto", "cuda_ipc"):
@@ -227,6 +241,11 @@ class Config:
             _whole("max_verify_tokens", self.max_verify_tokens, 1, 1 << 20, "64")
         if self.threads is not None:
             _whole("threads", self.threads, 1, 1024, str(available_cores()))
+
+    @property
+    def setting(self) -> Setting:
+        """How sequences are speculated for."""
+        return fixed(self.mode, self.num_speculative_tokens, self.hypotheses, self.ubatches)
 
     @property
     def transport_policy(self) -> TransportPolicy:

@@ -90,8 +90,6 @@ class Lane:
         self.ready: Ready | None = None
         self.reply: Drafted | Verified | None = None
         self.in_flight: int | None = None
-        self.abandoned = False
-        """Nobody waits for the order in flight any more: its reply, when it comes, is stale."""
         self.down_because = ""
         self.stderr_tail = ""
         self.refused = False

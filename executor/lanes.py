@@ -1,6 +1,6 @@
 """The lanes' shell: carries orders and facts between the coordinator and whom the supervisor keeps running.
 
-Knows nothing of requests or tokens. Every wait has a deadline; what did not come is a value, NoReply.
+Knows nothing of requests or tokens. Every wait has a deadline.
 Everything here runs in the coordinator's thread, except `wake` and `halt`.
 """
 
@@ -12,7 +12,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -69,12 +69,6 @@ _DESCRIPTORS = 64
 
 
 HOSTS = {"process": process, "inline": inline}
-
-
-class NoReply(NamedTuple):
-    """Why an order got no answer: `timeout`, `down` or `halted`."""
-
-    reason: str
 
 
 @dataclass(slots=True)
@@ -217,28 +211,22 @@ class Lanes:
         self._post(lane, order)
 
     def ask(self, lane: Lane, order: Draft | Verify) -> None:
-        """Send an order whose answer `reply` waits for."""
-        lane.in_flight, lane.reply, lane.abandoned = order.order, None, False
+        """Send an order whose answer `take` will have, once `wait` returns for it."""
+        lane.in_flight, lane.reply = order.order, None
         lane.asked_at = time.monotonic()
         lane.orders += 1
         released = self.transport.leases.take_released(lane.epoch)
         self._post(lane, structs.replace(order, released=released) if released else order)
 
-    def reply(self, lane: Lane, deadline: float) -> Drafted | Verified | NoReply:
-        """The answer to what was asked last, or why there is none."""
-        while lane.reply is None:
-            if not lane.serving:
-                return NoReply("down")
-            if self._halted:
-                return NoReply("halted")
-            if not self.turn(deadline):
-                lane.abandoned = True
-                return NoReply("timeout")
+    def take(self, lane: Lane) -> Drafted | Verified | None:
+        """The answer to what was asked last, if it is there."""
         fact, lane.reply = lane.reply, None
         return fact
 
     def wait(self, deadline: float) -> None:
-        """Handle what comes until somebody wakes us, a lane's state changes, or the deadline passes."""
+        """Handle what comes until a lane answers, its state changes, somebody wakes us, or the deadline
+        passes.
+        """
         while not (self._woken or self._halted) and self.turn(deadline):
             pass
         self._woken = False
@@ -385,13 +373,14 @@ class Lanes:
         if lane.state is LaneState.CONDEMNED:  # shaken out of its sleep by the signals that end it
             self.counts.stale += 1
             return
-        if fact.order != lane.in_flight or lane.abandoned:
+        if fact.order != lane.in_flight:
             self.counts.stale += 1
             self.times.late(lane.name, fact.busy_ns)
         else:
             lane.reply = fact
             self.times.answered(lane.name, lane.answered_at - lane.asked_at, fact.busy_ns)
         lane.in_flight = None
+        self._woken = True
 
     def _note_slots(self, lane: Lane, fact: Drafted | Verified) -> None:
         """Whether the reply is of use or not, what it says of shared memory is so."""

@@ -259,8 +259,8 @@ class QRow(Record, frozen=True):
     """What a draft token was drawn from, exactly: ids, uint32, and their weights, float32, which need not sum
     to 1. No ids: the weights are those of all tokens. Neither: the token was not drawn but looked up.
 
-    All tokens' weights may also be where `at` says, in an arena of the speculator. Numbers are in the
-    machine's own byte order. See ipc.q_rows.
+    All tokens' weights may also be where `at` says, in an arena of the speculator. Numbers are
+    little-endian. See ipc.q_rows.
     """
 
     tokens: bytes
@@ -272,6 +272,8 @@ class DraftItem(Record, frozen=True):
     """Guess up to `k` tokens after `base_len` committed ones; the last, `since`, are news to the lane.
 
     `rows`: hidden rows of committed tokens that are news, too, in the order of their positions.
+    `hypotheses`: the draft `ahead` is being verified after these `base_len` tokens. Guess so many verdicts on
+    it, and up to `k` tokens after each; with 0 of them nothing is ahead, and the guesses follow `base_len`.
     """
 
     seq: int
@@ -280,6 +282,18 @@ class DraftItem(Record, frozen=True):
     since: list[int]
     k: int
     rows: list[HiddenRows] = []
+    ahead: list[int] = []
+    hypotheses: int = 0
+
+
+class Prepared(Record, frozen=True):
+    """Guesses in case the verdict on what is ahead is that its first `n_accepted` tokens stand and
+    `next_token` follows. `q`: as in DraftedItem."""
+
+    n_accepted: int
+    next_token: int
+    tokens: list[int]
+    q: list[QRow] = []
 
 
 class DraftedItem(Record, frozen=True):
@@ -288,6 +302,8 @@ class DraftedItem(Record, frozen=True):
     `worth`: so many of them are worth verifying, by the speculator's own confidence; None is all.
     `broken`: there will never be any, since what the lane computes for this sequence are no numbers.
     `q`: what each of them was drawn from; empty if none was drawn, and always where acceptance is coupled.
+    `prepared`: in answer to an item with something ahead, whose `tokens` are none: a draft for each verdict
+    that was guessed, the likeliest first.
     """
 
     seq: int
@@ -297,6 +313,7 @@ class DraftedItem(Record, frozen=True):
     broken: bool = False
     worth: int | None = None
     q: list[QRow] = []
+    prepared: list[Prepared] = []
 
 
 class VerifyItem(Record, frozen=True):
@@ -427,6 +444,13 @@ class Draft(Message, frozen=True):
     budget: int | None = None
     released: list[SlotRef] = []
     arena: str = ""
+
+
+class Cancel(Message, frozen=True):
+    """To the speculator: answer the Draft `order` at once, with what there is. Without effect once it is
+    answered. No reply of its own."""
+
+    order: int
 
 
 class Verify(Message, frozen=True):
@@ -565,7 +589,19 @@ class Failed(Message, frozen=True):
 FAILURE_KINDS = ("configuration", "load", "protocol", "memory", "numerics", "internal")
 
 Order = (
-    Attach | Configure | Profile | Allocate | Export | Import | Unmap | Open | Draft | Verify | Close | Stop
+    Attach
+    | Configure
+    | Profile
+    | Allocate
+    | Export
+    | Import
+    | Unmap
+    | Open
+    | Draft
+    | Cancel
+    | Verify
+    | Close
+    | Stop
 )
 Fact = (
     Greeted

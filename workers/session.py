@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 import psutil
@@ -16,6 +18,7 @@ from ipc.link import Link
 from ipc.messages import (
     WIRE_VERSION,
     Allocate,
+    Cancel,
     Close,
     Configure,
     Draft,
@@ -68,6 +71,8 @@ class Session:
         self._peer = peer
         self._start = Lifecycle(self._reached, born)
         self._leaving = False
+        self._early: deque[Order] = deque()  # what came while another order was obeyed
+        self._cancelled_order = 0
         self._plane = TensorPlane(epoch, lifeline)
 
     def leave(self) -> None:
@@ -168,6 +173,8 @@ class Session:
                 lane.open(order.sequences)
             case Close():
                 lane.close(order.seqs)
+            case Cancel():
+                pass  # it met the answer on its way
             case Verify() if isinstance(lane, TargetLane):
                 self._plane.release(order.released)
                 verdicts, pending = lane.verify(order.items, order.prefill, order.taps, order.arena)
@@ -176,7 +183,8 @@ class Session:
                 return Verified(self._epoch, order.order, verdicts, busy, pending, reused, acks)
             case Draft() if isinstance(lane, SpeculatorLane):
                 self._plane.release(order.released)
-                proposals = lane.draft(order.items, order.budget, order.arena)
+                cancelled = partial(self._cancelled, order.order)
+                proposals = lane.draft(order.items, order.budget, order.arena, cancelled)
                 acks = self._plane.acks()
                 busy, reused = time.perf_counter_ns() - began, lane.served.reused_tokens
                 return Drafted(self._epoch, order.order, proposals, busy, reused, acks)
@@ -184,7 +192,19 @@ class Session:
                 raise ProtocolError(f"{type(order).__name__} is no order for the {self._lane_name} lane")
         return None
 
+    def _cancelled(self, number: int) -> bool:
+        """Whether this order need not be obeyed to the end; called between its steps. Other orders wait."""
+        while (order := self._hear(0.0)) is not None:
+            if isinstance(order, Cancel):
+                self._cancelled_order = order.order
+            else:
+                self._early.append(order)
+        return self._cancelled_order == number or any(isinstance(order, Stop) for order in self._early)
+
     def _receive(self, seconds: float) -> Order | None:
+        return self._early.popleft() if self._early else self._hear(seconds)
+
+    def _hear(self, seconds: float) -> Order | None:
         order = self._peer.receive(time.monotonic() + seconds)
         if order is not None:
             if order.epoch != self._epoch:

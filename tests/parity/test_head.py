@@ -194,11 +194,12 @@ def shown(parts: list[HiddenRows]) -> list[tuple[int, torch.Tensor]]:
 
 
 def draft(made: CascadeSpeculator, sequence: LaneSequence, rows: list[HiddenRows], k: int = 3) -> list[int]:
-    return made.propose([Ask(sequence, k, shown(rows))])[0]
+    made.observe(sequence, shown(rows))
+    return made.propose([Ask(sequence, k)])[0]
 
 
 def test_what_it_drafts_does_not_hang_on_how_its_rows_came(spec, target, engine, monkeypatch):
-    monkeypatch.setattr("workers.speculators.cascade.HEAD_REACH", 0.0)
+    monkeypatch.setattr("workers.speculators.chain.HEAD_REACH", 0.0)
     monkeypatch.setattr("workers.speculators.proposals.LEAST_REACH", 0.0)
     made = speculator(spec, target)
     rows = rows_of(engine, TEXT[:-1], [])
@@ -217,13 +218,14 @@ def test_what_it_drafts_does_not_hang_on_how_its_rows_came(spec, target, engine,
     assert draft(made, together, []) == expected  # nothing came in between
     other = opened(2, TEXT[:12], temperature=0.8)
     made.open(other)
-    batched = made.propose([Ask(other, 2, shown(rows_of(engine, TEXT[:11], []))), Ask(together, 3)])
+    made.observe(other, shown(rows_of(engine, TEXT[:11], [])))
+    batched = made.propose([Ask(other, 2), Ask(together, 3)])
     assert batched[1] == expected
     assert len(batched[0]) == 2
 
 
 def test_without_the_latest_row_the_head_is_silent_but_not_after_a_gap(spec, target, engine, monkeypatch):
-    monkeypatch.setattr("workers.speculators.cascade.HEAD_REACH", 0.0)
+    monkeypatch.setattr("workers.speculators.chain.HEAD_REACH", 0.0)
     monkeypatch.setattr("workers.speculators.proposals.LEAST_REACH", 0.0)
     made = speculator(spec, target)
     rows = rows_of(engine, TEXT[:-1], [10, 20])

@@ -71,6 +71,7 @@ def serve(speculator: SuffixSpeculator, seq: int, text: list[int]) -> list[float
     for end in range(PROMPT, len(text), STEP):
         sequence.tokens[:] = text[:end]
         began = time.perf_counter()
+        speculator.observe(sequence, ())
         speculator.propose([Ask(sequence, 7)])
         seconds.append(time.perf_counter() - began)
     sequence.tokens[:] = text

@@ -8,7 +8,6 @@ Where guesses are to be drawn, all of this is decided before the head's token is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,32 +17,28 @@ from ipc import vocabulary
 from workers.device import open_device
 from workers.footprint import Footprint, KvNeed
 from workers.sampler import Sampler
+from workers.speculator import never
 from workers.speculators import lookup
 from workers.speculators.calibration import Calibration
-from workers.speculators.head import Context, Entry, Head
+from workers.speculators.chain import Chain, Held, Trail
+from workers.speculators.head import Entry, Head
 from workers.speculators.history import TOKEN_BYTES
 from workers.speculators.lookup import Lookup
 from workers.speculators.opinion import first_estimate, opinion
 from workers.speculators.prior import Prior
-from workers.speculators.proposals import NOT_DRAWN, Draft, Judge, Proposal
+from workers.speculators.proposals import NOT_DRAWN, Judge, Proposal
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from torch import Tensor
 
     from ipc.messages import LaneSpec, MemoryProfile, Vocabulary
-    from workers.engines.engine import Draw
     from workers.q_row import DrawnFrom
     from workers.sequence import LaneSequence
     from workers.speculator import Ask
-    from workers.speculators.lookup import Path as LookupPath
 
-SURE = 0.85
-"""A lookup that is right so often needs no second opinion."""
-HEAD_REACH = 0.08
-"""The head is not asked where the target gets to with a smaller probability: a step of it costs about a tenth
-of a target step, and a token is worth about half of one."""
+_BRANCHES = 1 << 20
 
 
 class DrawnGuess(NamedTuple):
@@ -52,70 +47,6 @@ class DrawnGuess(NamedTuple):
 
     step: int
     tenths: int
-
-
-@dataclass(slots=True)
-class _Held:
-    """What the head holds of a sequence: `row` [hidden] is the latest that came from the target, of the token
-    at `end` - 1; the rows before it are in the context."""
-
-    context: Context
-    row: Tensor | None = None
-    end: int = 0
-
-
-class _Chain:
-    """One sequence's draft while it grows. `row` and `token` are what the head's next step starts from."""
-
-    def __init__(self, ask: Ask, held: _Held, path: LookupPath | None) -> None:
-        tokens = ask.sequence.tokens
-        self.sequence = ask.sequence
-        self.draft = Draft(ask.k)
-        self.drawn_from = ask.drawn_from
-        self.path = path
-        self.context = held.context
-        # The row of the last token but one and the last token: the target has not run that one yet.
-        self.row = held.row if held.end == len(tokens) - 1 else None
-        self.token = tokens[-1]
-        self.ended = ask.k == 0
-
-    def ask_lookup(self) -> list[Proposal]:
-        return self.path.proposals() if self.path is not None else []
-
-    def wants_head(self, proposals: list[Proposal]) -> bool:
-        sure = any(proposal.expected >= SURE for proposal in proposals)
-        return self.row is not None and not sure and self.draft.reach >= HEAD_REACH
-
-    def go(self, proposals: list[Proposal], row: Tensor | None, others: Sequence[Proposal] = ()) -> None:
-        """Take the best; `row` is what the head goes on from, if it was asked. `others`: see Draft.add."""
-        self.row = row
-        token = self.draft.add(proposals, self._settle, others)
-        self.ended = token is None or self.draft.full
-        if token is not None:
-            self.token = token
-            if self.path is not None:
-                self.path.go(token)
-
-    def _settle(self, proposal: Proposal) -> Proposal:
-        """Draw the token of what is taken, if it was not looked up; and say so."""
-        if self.drawn_from is None:
-            return proposal
-        if proposal.q is None:
-            self.drawn_from.look_up()
-            return proposal
-        token = self.drawn_from.draw(proposal.q, self.sequence, len(self.draft.tokens))
-        return proposal._replace(token=token)
-
-    @property
-    def entry(self) -> Entry:
-        """The head's next step. Only for those that want it."""
-        assert self.row is not None, "the head has nothing to start from"
-        position = len(self.sequence.tokens) - 2 + len(self.draft.tokens)
-        return Entry(self.row, self.token, position, self.context)
-
-    @property
-    def draw(self) -> Draw:
-        return self.sequence.draws(self.draft.tokens, rows=1)[0]
 
 
 class CascadeSpeculator:
@@ -146,7 +77,8 @@ class CascadeSpeculator:
         if spec.engine == "cascade":
             prior = Prior(Path(spec.prior)) if spec.prior else None
             self._lookup = Lookup(spec.max_model_len, prior, calibration)
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, Held] = {}
+        self._trails: dict[int, Trail] = {}
         # A context has a fixed size, whatever the length of its sequence.
         per_token = -(-self._head.context().nbytes // spec.max_model_len)
         per_token += TOKEN_BYTES if self._lookup is not None else 0
@@ -204,38 +136,71 @@ class CascadeSpeculator:
     # ------------------------------------------------------------ Speculator
 
     def open(self, sequence: LaneSequence) -> None:
-        self._held[sequence.seq] = _Held(self._head.context())
+        self._held[sequence.seq] = Held(self._head.context())
         if self._lookup is not None:
             self._lookup.open(sequence)
 
     def close(self, sequence: LaneSequence) -> None:
         del self._held[sequence.seq]
+        self._trails.pop(sequence.seq, None)
         self._judge.forget(sequence)
         if self._lookup is not None:
             self._lookup.close(sequence)
 
+    def fork(self, sequence: LaneSequence, branch: LaneSequence) -> None:
+        start = len(sequence.tokens)
+        trail = self._trails.get(sequence.seq)
+        self._held[branch.seq] = (
+            trail.leave(start, branch.tokens[start:-1]) if trail else Held(self._head.context())
+        )
+        if self._lookup is not None:
+            self._lookup.fork(sequence, branch)
+
+    def adopt(self, sequence: LaneSequence, branch: LaneSequence) -> None:
+        self._judge.adopt(sequence, branch)
+        self._trails.pop(sequence.seq, None)
+        if branch.seq in self._trails:
+            self._trails[sequence.seq] = self._trails.pop(branch.seq)
+        self.close(branch)
+
+    def room(self, length: int) -> int:
+        return _BRANCHES
+
     @torch.inference_mode()
-    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+    def observe(self, sequence: LaneSequence, rows: Sequence[tuple[int, Tensor]]) -> None:
+        self._judge.learn(sequence)
+        held = self._held[sequence.seq]
+        for start, part in rows:
+            held.context.drop_drafts()
+            self._absorb(sequence, held, start, self._head.fuse(part))
+        trail = self._trails.get(sequence.seq)
+        if rows and trail is not None and trail.context is held.context:
+            del self._trails[sequence.seq]  # its own indices stand in its place now
+
+    @torch.inference_mode()
+    def propose(self, asks: Sequence[Ask], cancelled: Callable[[], bool] = never) -> list[list[int]]:
         chains = [self._begin(ask) for ask in asks]
         while growing := [chain for chain in chains if not chain.ended]:
             self._grow(growing)
+            if cancelled():
+                break
         for ask, chain in zip(asks, chains, strict=True):
-            chain.context.drop_drafts()
             if ask.confidences is not None:
                 ask.confidences.extend(chain.draft.expected)
+            if ask.others is not None:
+                ask.others.extend(chain.draft.others)
             self._judge.remember(chain.sequence, chain.draft)
+            self._trails[chain.sequence.seq] = chain.trail
         return [chain.draft.tokens for chain in chains]
 
-    def _begin(self, ask: Ask) -> _Chain:
+    def _begin(self, ask: Ask) -> Chain:
         sequence = ask.sequence
-        self._judge.learn(sequence)
         held = self._held[sequence.seq]
-        for start, rows in ask.rows:
-            self._absorb(sequence, held, start, self._head.fuse(rows))
+        held.context.drop_drafts()
         path = self._lookup.path(sequence) if self._lookup is not None else None
-        return _Chain(ask, held, path)
+        return Chain(ask, held, path)
 
-    def _absorb(self, sequence: LaneSequence, held: _Held, start: int, rows: Tensor) -> None:
+    def _absorb(self, sequence: LaneSequence, held: Held, start: int, rows: Tensor) -> None:
         """Take in rows of positions from `start` on; the last waits for the token that follows it."""
         if held.row is not None and held.end == start:
             rows, start = torch.cat((held.row[None], rows)), start - 1
@@ -246,7 +211,7 @@ class CascadeSpeculator:
         held.context.keep()
         held.row, held.end = rows[-1], start + len(rows)
 
-    def _grow(self, chains: Sequence[_Chain]) -> None:
+    def _grow(self, chains: Sequence[Chain]) -> None:
         """One more token for each; the head runs once for all that want it."""
         lookups = [chain.ask_lookup() for chain in chains]
         asked = [i for i, chain in enumerate(chains) if chain.wants_head(lookups[i])]
@@ -264,10 +229,10 @@ class CascadeSpeculator:
                     continue
         for i, chain in enumerate(chains):
             # What is judged by the head's opinion still teaches what such lookups are worth by themselves.
-            others = [guess for guess in lookups[i] if i in judged and guess not in judged[i]]
-            chain.go(judged.get(i, lookups[i]), rows.get(i), others)
+            aside = [guess for guess in lookups[i] if i in judged and guess not in judged[i]]
+            chain.go(judged.get(i, lookups[i]), rows.get(i), aside)
 
-    def _judged(self, chain: _Chain, lookups: list[Proposal], logits: Tensor, row: Tensor) -> list[Proposal]:
+    def _judged(self, chain: Chain, lookups: list[Proposal], logits: Tensor, row: Tensor) -> list[Proposal]:
         """The head's guess beside the lookups'. `row`: `logits` at their places in the whole vocabulary.
 
         A guess that is not drawn yet follows from what the target would sample if it had the head's logits;
@@ -285,7 +250,7 @@ class CascadeSpeculator:
             proposals.append(Proposal(guess.token, expected(seconded), seconded))
         return proposals
 
-    def _undrawn(self, chain: _Chain, drawn_from: DrawnFrom, row: Tensor) -> Proposal:
+    def _undrawn(self, chain: Chain, drawn_from: DrawnFrom, row: Tensor) -> Proposal:
         q = drawn_from.q(self._sampler.distribution(row, chain.draw))
         kind = DrawnGuess(min(2, len(chain.draft.tokens)), min(9, int(10 * q.best)))
         return Proposal(NOT_DRAWN, self._calibration.expected(kind), kind, q)

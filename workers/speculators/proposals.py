@@ -48,21 +48,31 @@ class Draft:
         self.expected: list[float] = []
         self.reach = 1.0
         self.steps: list[list[Proposal]] = []
+        self.aside: list[Sequence[Proposal]] = []
         self._k = k
 
     @property
     def full(self) -> bool:
         return len(self.tokens) == self._k
 
+    @property
+    def others(self) -> list[list[int]]:
+        """At each place, the tokens that were proposed and not taken, the most promising first."""
+        found = []
+        for proposals, token in zip(self.steps, self.tokens, strict=True):
+            ordered = sorted(proposals, key=lambda proposal: -proposal.expected)
+            found.append(list(dict.fromkeys(p.token for p in ordered if p.token not in (token, NOT_DRAWN))))
+        return found
+
     def add(
         self,
         proposals: list[Proposal],
         settle: Callable[[Proposal], Proposal] | None = None,
-        others: Sequence[Proposal] = (),
+        aside: Sequence[Proposal] = (),
     ) -> int | None:
         """Take the best of what was proposed; the token, or None if the draft ends here.
 
-        `settle`: what becomes of the one that is taken; its token may have to be drawn. `others` are not for
+        `settle`: what becomes of the one that is taken; its token may have to be drawn. `aside`: not for
         choice, but judged as well.
         """
         chosen = best(proposals)
@@ -73,7 +83,8 @@ class Draft:
             proposals = [taken if proposal is chosen else proposal for proposal in proposals]
             chosen = taken
         self.reach *= chosen.expected
-        self.steps.append([*proposals, *others])
+        self.steps.append(proposals)
+        self.aside.append(aside)
         self.tokens.append(chosen.token)
         self.expected.append(chosen.expected)
         return chosen.token
@@ -91,17 +102,24 @@ class Judge:
 
     def learn(self, sequence: LaneSequence) -> None:
         """Every proposal is judged that was made after what the target then said itself."""
-        start, draft = self._drafts.pop(sequence.seq, (0, None))
-        if draft is None:
+        start, draft = self._drafts.get(sequence.seq, (0, None))
+        if draft is None or len(sequence.tokens) <= start:
             return
-        for proposals, drafted, token in zip(
-            draft.steps, draft.tokens, sequence.tokens[start:], strict=False
+        del self._drafts[sequence.seq]
+        for proposals, aside, drafted, token in zip(
+            draft.steps, draft.aside, draft.tokens, sequence.tokens[start:], strict=False
         ):
-            for proposal in proposals:
+            for proposal in (*proposals, *aside):
                 if proposal.token != NOT_DRAWN:
                     self._calibration.note(proposal.kind, proposal.token == token)
             if drafted != token:
                 break
+
+    def adopt(self, sequence: LaneSequence, branch: LaneSequence) -> None:
+        """The draft of a branch is the sequence's now, whose own was judged by that."""
+        self.learn(sequence)
+        if branch.seq in self._drafts:
+            self._drafts[sequence.seq] = self._drafts.pop(branch.seq)
 
     def forget(self, sequence: LaneSequence) -> None:
         self._drafts.pop(sequence.seq, None)
