@@ -33,6 +33,7 @@ PROMPT = [0, 3, 1, 3, 0, 3, 1, 3, 2, 0]
 
 class TableContext:
     nbytes = 8
+    end = 0
 
     def keep(self) -> None: ...
 

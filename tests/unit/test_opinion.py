@@ -95,9 +95,9 @@ def test_guesses_that_were_not_for_choice_are_judged_too():
     judge = Judge(calibration)
     sequence = LaneSequence(OpenedSequence(0, 0, [1, 2], 1, draw(0.0).sampling))
     draft = Draft(3)
-    assert (
-        draft.add([Proposal(5, 0.5, "chosen")], [Proposal(6, 0.9, "right"), Proposal(7, 0.9, "wrong")]) == 5
-    )
+    aside = [Proposal(6, 0.9, "right"), Proposal(7, 0.9, "wrong")]
+    assert draft.add([Proposal(5, 0.5, "chosen")], aside=aside) == 5
+    assert draft.others == [[]]
     judge.remember(sequence, draft)
     sequence.tokens.append(6)
     judge.learn(sequence)
