@@ -13,7 +13,7 @@ from executor.errors import InvalidConfig
 from executor.models import DEFAULT_TARGET
 from executor.placement import Placement, placement
 from executor.restart import RestartPolicy
-from executor.setting import MAX_HYPOTHESES, Mode, Setting, fixed
+from executor.setting import MAX_HYPOTHESES, Mode, Setting, setting_for
 from executor.transport import TransportName, TransportPolicy
 from ipc.messages import Acceptance, LaneName, QForm
 from ipc.toy import ToyParameters
@@ -122,7 +122,8 @@ class Config:
     num_speculative_tokens: longest draft, K.
     mode: `sequential`: a draft is made, then verified; `ahead`: while it is verified, the next one is made
     for
-        the likeliest verdict; `outcomes`: for many.
+        the likeliest verdict; `outcomes`: for many; `auto`: what brings most tokens per second, by
+        measurement, or no speculation.
     hypotheses: for how many verdicts, N; None is what the mode stands for: 0, 1 or 2 · (K + 1).
     ubatches: 2: sequences are drafted for and verified in two parts that take turns; 1 or None: all at once.
     acceptance: how drafts are judged above temperature 0. `coupled`: the text is a function of prompt,
@@ -259,7 +260,7 @@ class Config:
     @property
     def setting(self) -> Setting:
         """How sequences are speculated for."""
-        return fixed(self.mode, self.num_speculative_tokens, self.hypotheses, self.ubatches)
+        return setting_for(self.mode, self.num_speculative_tokens, self.hypotheses, self.ubatches)
 
     @property
     def transport_policy(self) -> TransportPolicy:
