@@ -15,6 +15,7 @@ import msgspec
 
 from executor.pace import work
 from executor.pool.turns import Bid
+from executor.setting import MAX_HYPOTHESES
 from ipc.errors import ProtocolError, WireError
 from ipc.link import Link
 
@@ -247,9 +248,19 @@ class Client:
             )
         if not 0 <= item.k <= self.terms.k:
             raise ProtocolError(f"sequence {item.seq}: {item.k} guesses asked, of {self.terms.k} at most")
-        if item.base_len + item.k > self.terms.max_model_len:
+        if len(item.ahead) > self.terms.k:
+            raise ProtocolError(
+                f"sequence {item.seq}: {len(item.ahead)} tokens ahead, of {self.terms.k} at most"
+            )
+        if not 0 <= item.hypotheses <= MAX_HYPOTHESES:
+            raise ProtocolError(
+                f"sequence {item.seq}: {item.hypotheses} verdicts to guess, of {MAX_HYPOTHESES} at most"
+            )
+        assumed = len(item.ahead) + 1 if item.ahead else 0
+        if item.base_len + assumed + item.k > self.terms.max_model_len:
             raise Overdrawn(f"sequence {item.seq} grows beyond {self.terms.max_model_len} tokens")
         self._check_tokens(item.since)
+        self._check_tokens(item.ahead)
         self._check_rows(item.rows, item.base_len)
 
     def _check_rows(self, rows: Sequence[HiddenRows], end: int) -> None:

@@ -30,6 +30,7 @@ from ipc.messages import (
     WIRE_VERSION,
     Allocate,
     Attach,
+    Cancel,
     Close,
     Configure,
     Draft,
@@ -204,12 +205,21 @@ class SpeculatorServer:
             case Draft():
                 client.ask(order)
                 self._turns.ask(client.identity)
+            case Cancel():
+                self._cancel(client, order)
             case Stop():
                 self._say_goodbye(client)
             case _:
                 raise ProtocolError(
                     f"{type(order).__name__} is no order for a server, which shares no memory"
                 )
+
+    def _cancel(self, client: Client, order: Cancel) -> None:
+        """It is in a hurry. With others in the same pass it waits for what they asked, too."""
+        lane = self._lane
+        alone = [bid.client for bid in self._chosen] == [client.identity]
+        if alone and lane.in_flight is not None and self._asked[client.identity] == order.order:
+            self._lanes.tell(lane, Cancel(lane.epoch, lane.in_flight))
 
     def _profile(self, room: KvRoom) -> MemoryProfile:
         """A client's share: of its own host's memory it is nothing."""

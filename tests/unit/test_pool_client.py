@@ -48,6 +48,10 @@ def item(seq: int, base_len: int, since=(), k: int = 2, gen: int = 0, rows=()) -
     return DraftItem(seq, gen, base_len, list(since), k, list(rows))
 
 
+def ahead(seq: int, base_len: int, tokens, hypotheses: int = 2, k: int = 2) -> DraftItem:
+    return DraftItem(seq, 0, base_len, [], k, ahead=list(tokens), hypotheses=hypotheses)
+
+
 def draft(*items: DraftItem, budget: int | None = None) -> Draft:
     return Draft("e", 7, list(items), budget)
 
@@ -162,6 +166,11 @@ def test_a_number_is_opened_once_and_closed_once():
         [item(0, 3, k=6)],
         [item(0, 3, k=-1)],
         [item(0, 3, rows=[HiddenRows(0, 1, b"xx")])],
+        [ahead(0, 3, [1, 100])],
+        [ahead(0, 3, [-1])],
+        [ahead(0, 3, [1] * 6)],
+        [ahead(0, 3, [1], hypotheses=65)],
+        [ahead(0, 3, [1], hypotheses=-1)],
     ],
 )
 def test_what_cannot_be_asked(items):
@@ -170,6 +179,15 @@ def test_what_cannot_be_asked(items):
     with pytest.raises(ProtocolError):
         a.ask(draft(*items))
     assert a.waiting is None
+
+
+def test_what_is_prepared_stays_within_the_context():
+    numbers, a = itertools.count(), client()
+    a.open([opened(0, [1] * 190)], numbers)
+    a.ask(draft(ahead(0, 190, [1] * 5, k=4)))
+    assert [one.ahead for one in a.take()[1]] == [[1] * 5]
+    with pytest.raises(Overdrawn, match="grows beyond 200 tokens"):
+        a.ask(draft(ahead(0, 190, [1] * 5, k=5)))
 
 
 @pytest.mark.parametrize(
