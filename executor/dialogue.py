@@ -60,9 +60,9 @@ def rows(lanes: Lanes, lane: Lane, request: Request, room: int) -> list[HiddenRo
     return parts
 
 
-def q_rows(lanes: Lanes, lane: Lane, rows: list[QRow]) -> list[QRow]:
+def q_rows(lanes: Lanes, lane: Lane, rows: Sequence[QRow], room: int) -> list[QRow]:
     """Rows that draft tokens were drawn from, as they are handed to the target. Those in memory that it does
-    not reach are left out: their tokens count as looked up."""
+    not reach, and those that do not fit into `room` bytes, are left out: their tokens count as looked up."""
     transport, now = lanes.transport, time.monotonic()
     handed = []
     for row in rows:
@@ -72,8 +72,16 @@ def q_rows(lanes: Lanes, lane: Lane, rows: list[QRow]) -> list[QRow]:
             continue
         if row.at is not None:
             transport.leases.lend(row.at.ref, lane.epoch, now)
+        elif (size := inline_bytes(row)) > room:
+            row = LOOKED_UP
+        else:
+            room -= size
         handed.append(row)
     return handed
+
+
+def inline_bytes(row: QRow) -> int:
+    return len(row.tokens) + len(row.weights)
 
 
 def refuse(lanes: Lanes, rows: Sequence[QRow]) -> None:

@@ -208,7 +208,7 @@ class SpeculatorLane:
                 known[seq] = known[seq][0], [tokens[0], *(ask.others or [[]])[0]]
         branches: list[tuple[DraftItem, Branch, Ask]] = []
         for index, item in enumerate(items):
-            # Where there is not room for all, each gets its share: a round waits for all that were not guessed.
+            # Where there is not room for all, each gets its share: a round waits for all drafts.
             share = max(0, room) // (len(items) - index)
             count = 0 if cancelled() else min(item.hypotheses, share)
             for n_accepted, next_token in self._branches.likeliest(item.ahead, *known[item.seq], count):

@@ -37,7 +37,9 @@ class Lane:
 
     def prepare(self, *items: tuple[int, int, list[int]], count: int = MANY) -> list[DraftedItem]:
         """Of sequences by number, length and draft."""
-        asked = [DraftItem(seq, 0, length, [], K, ahead=ahead, hypotheses=count) for seq, length, ahead in items]
+        asked = [
+            DraftItem(seq, 0, length, [], K, ahead=ahead, hypotheses=count) for seq, length, ahead in items
+        ]
         return self.lane.draft(asked)
 
 
