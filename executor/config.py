@@ -37,7 +37,8 @@ class Timeouts:
     draft: float = 10.0
     """A round waits for drafts about as long as they usually take, and never longer than this …"""
     draft_least: float = 0.05
-    """… nor, unless `draft` is shorter, less than this."""
+    """… nor, unless `draft` is shorter, less than this. If it is not, drafts of a server are always waited for;
+    else only as long as that is faster than to go on without."""
     verify: float = 120.0
     hang: float = 30.0
     """A speculator that owes its answer for so long is ended."""

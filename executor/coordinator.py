@@ -27,6 +27,7 @@ from executor.health import Health, HealthLog
 from executor.lane import LaneState
 from executor.lanes import Lanes
 from executor.model import check_length
+from executor.payoff import Payoff
 from executor.placement import ANYWHERE
 from executor.plan import Limits, draft_budget, plan_round
 from executor.stats import Load, RoundTime, Stats
@@ -91,6 +92,8 @@ class Coordinator:
         self._verifying = Verifying(self._lanes, timeouts.verify)
         self._swapping = Swapping(self._lanes, self._errands.append, self._swapped)
         self._speculates = len(specs) > 1
+        self._payoff = Payoff()
+        self._always_waits = timeouts.draft_least >= timeouts.draft
         self._health = HealthLog()
         self._fresh_collapse = partial(Collapse, recovery.collapse_rounds, recovery.collapse_share)
         self._collapse = self._fresh_collapse()
@@ -338,16 +341,20 @@ class Coordinator:
 
     def _round(self) -> None:
         began = time.perf_counter_ns()
-        plan = plan_round(self._running, self._limits(), self._seated())
+        sequences = len(self._running)
+        weighs = self._weighs_drafts()
+        k = self._k if not weighs or self._payoff.waits(sequences) else 0
+        plan = plan_round(self._running, self._limits(k), self._seated())
         budget = draft_budget(plan, self._verify_tokens)
         drafts, draft_ns = self._drafting.run(plan, self._target_vocabulary.size, budget)
         verified = self._verifying.run(plan, drafts, self._target_vocabulary.size)
         if verified is None:
             self._give_up(plan)
             return
-        drafted = accepted = 0
+        drafted = accepted = settled = 0
         for request, *_ in plan:
             if request.pending:
+                weighs = False  # a prompt's rounds say nothing of what drafts are worth
                 continue
             draft, verdict = drafts.get(request.seq, NO_GUESSES).tokens, verified.items[request.seq]
             request.strikes = 0
@@ -356,11 +363,14 @@ class Coordinator:
             self.stats.acceptance.record(len(draft), verdict.n_accepted)
             drafted += len(draft)
             accepted += verdict.n_accepted
+            settled += verdict.n_accepted + 1
             if request.finish_reason is not None:
                 self._finish(request)
         self.stats.rounds += 1
         self._watch_acceptance(drafted, accepted)
         total = time.perf_counter_ns() - began
+        if weighs:
+            self._payoff.note(sequences, total * 1e-9, settled)
         self._lanes.times.round_ended(total, [lane.name for lane in self._lanes.all if lane.serving])
         self.stats.round_ns += total
         self.stats.draft_ns += draft_ns
@@ -381,11 +391,22 @@ class Coordinator:
     def _swapped(self) -> None:
         self._speculates = self._lanes.speculator is not None
         self._collapse = self._fresh_collapse()
+        self._payoff = Payoff()
 
-    def _limits(self) -> Limits:
+    def _weighs_drafts(self) -> bool:
+        """Whether rounds may do without the speculator where that is faster: where it is far away, so far."""
+        speculator = self._lanes.speculator
+        return (
+            speculator is not None
+            and speculator.serving
+            and speculator.spec.engine == "remote"
+            and not self._always_waits
+        )
+
+    def _limits(self, k: int) -> Limits:
         speculator = self._lanes.speculator
         ready = speculator.ready if speculator is not None and speculator.idle else None
-        return Limits(self._k, self.max_model_len, ready.max_model_len if ready is not None else 0)
+        return Limits(k, self.max_model_len, ready.max_model_len if ready is not None else 0)
 
     def _seated(self) -> set[int] | None:
         """The sequences that the speculator has room for; None if there is none to ask."""
