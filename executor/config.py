@@ -13,6 +13,7 @@ from executor.errors import InvalidConfig
 from executor.models import DEFAULT_TARGET
 from executor.placement import Placement, placement
 from executor.restart import RestartPolicy
+from executor.setting import MAX_HYPOTHESES, Mode, Setting, fixed
 from executor.transport import TransportName, TransportPolicy
 from ipc.messages import Acceptance, LaneName, QForm
 from ipc.toy import ToyParameters
@@ -25,6 +26,7 @@ SPECULATORS = ("auto", "off", "ngram", "suffix", "eagle", "cascade")
 """Speculators that are not named by a checkpoint."""
 MAX_SPECULATIVE_TOKENS = 32
 MAX_SEQUENCES = 1024
+MAX_RANKS = 16
 _MAX_SECONDS = 1e9
 """What waits of the standard library can take."""
 
@@ -37,8 +39,8 @@ class Timeouts:
     draft: float = 10.0
     """A round waits for drafts about as long as they usually take, and never longer than this …"""
     draft_least: float = 0.05
-    """… nor, unless `draft` is shorter, less than this. If it is not, drafts of a server are always waited for;
-    else only as long as that is faster than to go on without."""
+    """… nor, unless `draft` is shorter, less than this. Where it is not less than `draft`, drafts of a server
+    are always waited for; else only while that is faster than to go on without."""
     verify: float = 120.0
     hang: float = 30.0
     """A speculator that owes its answer for so long is ended."""
@@ -116,7 +118,14 @@ class Config:
     target_cores, speculator_cores: the only cores that lane's process may use, such as `0-3,8`.
     lanes: `process`, each lane in its own; `inline`, all in this one, which isolates nothing: for debuggers,
         and to compare with.
+    target_ranks: processes that share the target model, each with a part of its weights and KV: as many GPUs,
+        or tensor parallelism on the CPU. Only with engine native; a toy's ranks have no parts to share.
     num_speculative_tokens: longest draft, K.
+    mode: `sequential`: a draft is made, then verified; `ahead`: while it is verified, the next one is made
+    for
+        the likeliest verdict; `outcomes`: for many.
+    hypotheses: for how many verdicts, N; None is what the mode stands for: 0, 1 or 2 · (K + 1).
+    ubatches: 2: sequences are drafted for and verified in two parts that take turns; 1 or None: all at once.
     acceptance: how drafts are judged above temperature 0. `coupled`: the text is a function of prompt,
         sampling and seed, whatever drafts. `rejection` keeps more of a draft, `block` (block verification)
         at least as much; the text is then distributed as the target's own, but hangs on the drafts, too.
@@ -129,7 +138,8 @@ class Config:
         their drafts; None is what the target runs in one pass. The guesses least likely right are left out.
     kv_tokens: tokens whose keys and values each lane holds at most; None is as many as can be of use and fit.
     reuse_prefixes: whether a prompt that begins like an earlier one is spared computing that again.
-    threads: threads of each lane's arithmetic on CPUs; None is all cores that this process may use.
+    threads: threads of each lane's arithmetic on CPUs, which its ranks share; None is all cores that this
+        process may use.
     transport: how tensors go from lane to lane: `cuda_ipc` (between GPUs, without a copy), `memfd` (memory
         that both share), `inline` (within messages); `auto` is the first of these that works. What does not
         work falls back to the next, unless `require_cuda_ipc`.
@@ -150,7 +160,11 @@ class Config:
     target_cores: str | None = None
     speculator_cores: str | None = None
     lanes: Hosting = "process"
+    target_ranks: int = 1
     num_speculative_tokens: int = 5
+    mode: Mode = "sequential"
+    hypotheses: int | None = None
+    ubatches: int | None = None
     acceptance: Acceptance = "coupled"
     q_rows: QForm = "sparse"
     max_model_len: int | None = None
@@ -185,6 +199,20 @@ class Config:
         _one_of("engine", self.engine, get_args(EngineName))
         _one_of("dtype", self.dtype, get_args(DtypeName))
         _one_of("lanes", self.lanes, get_args(Hosting))
+        _whole("target_ranks", self.target_ranks, 1, MAX_RANKS, "2")
+        if self.target_ranks > 1:
+            for option, unable, able in (("engine", "hf", "native"), ("lanes", "inline", "process")):
+                if getattr(self, option) == unable:
+                    raise InvalidConfig(
+                        "target_ranks",
+                        f"target-ranks {self.target_ranks} needs {option} {able}, got {unable}; "
+                        f"try --{option} {able}, or --target-ranks 1",
+                    )
+        _one_of("mode", self.mode, get_args(Mode))
+        if self.hypotheses is not None:
+            _whole("hypotheses", self.hypotheses, 0, MAX_HYPOTHESES, "1")
+        if self.ubatches is not None:
+            _whole("ubatches", self.ubatches, 1, 2, "1")
         _one_of("transport", self.transport, get_args(TransportName))
         _instance("require_cuda_ipc", self.require_cuda_ipc, bool, "True")
         if self.require_cuda_ipc and self.transport not in ("auto", "cuda_ipc"):
@@ -228,6 +256,11 @@ class Config:
             _whole("max_verify_tokens", self.max_verify_tokens, 1, 1 << 20, "64")
         if self.threads is not None:
             _whole("threads", self.threads, 1, 1024, str(available_cores()))
+
+    @property
+    def setting(self) -> Setting:
+        """How sequences are speculated for."""
+        return fixed(self.mode, self.num_speculative_tokens, self.hypotheses, self.ubatches)
 
     @property
     def transport_policy(self) -> TransportPolicy:

@@ -14,6 +14,8 @@ from ipc.messages import Close, Open, OpenedSequence
 from ipc.q_rows import LOOKED_UP
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from executor.lane import Lane
     from executor.lanes import Lanes
     from executor.request import Request
@@ -46,7 +48,7 @@ def rows(lanes: Lanes, lane: Lane, request: Request, room: int) -> list[HiddenRo
     """
     if lane.head is None:
         return []
-    parts = request.rows.since(lane.told_rows.get(request.seq, 0))
+    parts = request.rows.since(lane.told_rows.get(request.seq, 0), lane.head)
     if sum(len(part.data) for part in parts) > room:
         return []
     lane.told_rows[request.seq] = request.rows.end
@@ -74,6 +76,20 @@ def q_rows(lanes: Lanes, lane: Lane, rows: list[QRow]) -> list[QRow]:
     return handed
 
 
+def refuse(lanes: Lanes, rows: Sequence[QRow]) -> None:
+    """Rows of q that nobody will read."""
+    for row in rows:
+        if row.at is not None:
+            lanes.transport.leases.refuse(row.at.ref)
+
+
+def drop_placed_draft(lanes: Lanes, request: Request) -> None:
+    """A draft whose rows of q lie in an arena does not outlive the target that was to read them."""
+    if request.draft is not None and any(row.at is not None for row in request.draft.q):
+        refuse(lanes, request.draft.q)
+        request.draft = None
+
+
 def backlog(lane: Lane, request: Request) -> int:
     """How many committed tokens the lane has not been told."""
     return len(request.tokens) - lane.told.get(request.seq, 0)
@@ -83,6 +99,7 @@ def forget(lanes: Lanes, request: Request, *, for_good: bool = True) -> None:
     """Both lanes drop the sequence. Unless that is for good, its rows are kept until it is opened again."""
     for lane in lanes.all:
         drop(lanes, lane, request)
+    drop_placed_draft(lanes, request)
     if for_good:
         request.rows.clear(lanes.transport.leases)
 

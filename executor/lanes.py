@@ -1,6 +1,6 @@
 """The lanes' shell: carries orders and facts between the coordinator and whom the supervisor keeps running.
 
-Knows nothing of requests or tokens. Every wait has a deadline; what did not come is a value, NoReply.
+Knows nothing of requests or tokens. Every wait has a deadline.
 Everything here runs in the coordinator's thread, except `wake` and `halt`.
 """
 
@@ -12,11 +12,11 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from executor import descriptors, inline, process, vetting
+from executor import descriptors, inline, ranks, vetting
 from executor.admission import KvRoom
 from executor.allocation import Allocation
 from executor.errors import InvalidConfig, LaneFailed
@@ -68,13 +68,7 @@ _DESCRIPTORS = 64
 """Open files that the lanes and their successors take at most, with some to spare."""
 
 
-HOSTS = {"process": process, "inline": inline}
-
-
-class NoReply(NamedTuple):
-    """Why an order got no answer: `timeout`, `down` or `halted`."""
-
-    reason: str
+HOSTS = {"process": ranks, "inline": inline}
 
 
 @dataclass(slots=True)
@@ -217,28 +211,22 @@ class Lanes:
         self._post(lane, order)
 
     def ask(self, lane: Lane, order: Draft | Verify) -> None:
-        """Send an order whose answer `reply` waits for."""
-        lane.in_flight, lane.reply, lane.abandoned = order.order, None, False
+        """Send an order whose answer `take` will have, once `wait` returns for it."""
+        lane.in_flight, lane.reply = order.order, None
         lane.asked_at = time.monotonic()
         lane.orders += 1
         released = self.transport.leases.take_released(lane.epoch)
         self._post(lane, structs.replace(order, released=released) if released else order)
 
-    def reply(self, lane: Lane, deadline: float) -> Drafted | Verified | NoReply:
-        """The answer to what was asked last, or why there is none."""
-        while lane.reply is None:
-            if not lane.serving:
-                return NoReply("down")
-            if self._halted:
-                return NoReply("halted")
-            if not self.turn(deadline):
-                lane.abandoned = True
-                return NoReply("timeout")
+    def take(self, lane: Lane) -> Drafted | Verified | None:
+        """The answer to what was asked last, if it is there."""
         fact, lane.reply = lane.reply, None
         return fact
 
     def wait(self, deadline: float) -> None:
-        """Handle what comes until somebody wakes us, a lane's state changes, or the deadline passes."""
+        """Handle what comes until a lane answers, its state changes, somebody wakes us, or the deadline
+        passes.
+        """
         while not (self._woken or self._halted) and self.turn(deadline):
             pass
         self._woken = False
@@ -312,7 +300,7 @@ class Lanes:
             case Imported():
                 self.transport.imported(lane, fact)
             case Profiled():
-                lane.profile = fact.profile
+                lane.profiles = (fact.profile, *fact.peers)
                 self._allot()
             case Ready():
                 self._ready(lane, fact)
@@ -332,7 +320,7 @@ class Lanes:
             self._post(lane, Configure(lane.epoch, lane.spec))
 
     def _loaded(self, lane: Lane, fact: Loaded) -> None:
-        lane.device_id, lane.serves = fact.device_id, fact.serves
+        lane.device_ids, lane.serves = (fact.device_id, *fact.peers), fact.serves
         if reason := vetting.misfit(lane, self.supervisor.current.get("target")):
             self._refuse(lane, reason)
             return
@@ -361,10 +349,11 @@ class Lanes:
             lane.refused = True
             self.supervisor.take_down(lane, str(error))
             return
-        if share is not None and lane.profile is not None:
+        if share is not None and lane.profiles:
+            profile = lane.profiles[0]
             # Another server than the one that was planned with may have less.
-            tokens = min(share.kv_tokens, lane.profile.max_kv_tokens)
-            lane.room = KvRoom(tokens, lane.profile.kv_block)
+            tokens = min(share.kv_tokens, profile.max_kv_tokens)
+            lane.room = KvRoom(tokens, profile.kv_block)
             self._post(lane, Allocate(lane.epoch, tokens))
 
     def _ready(self, lane: Lane, fact: Ready) -> None:
@@ -385,13 +374,14 @@ class Lanes:
         if lane.state is LaneState.CONDEMNED:  # shaken out of its sleep by the signals that end it
             self.counts.stale += 1
             return
-        if fact.order != lane.in_flight or lane.abandoned:
+        if fact.order != lane.in_flight:
             self.counts.stale += 1
             self.times.late(lane.name, fact.busy_ns)
         else:
             lane.reply = fact
             self.times.answered(lane.name, lane.answered_at - lane.asked_at, fact.busy_ns)
         lane.in_flight = None
+        self._woken = True
 
     def _note_slots(self, lane: Lane, fact: Drafted | Verified) -> None:
         """Whether the reply is of use or not, what it says of shared memory is so."""

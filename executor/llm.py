@@ -74,7 +74,7 @@ class LLM:
                 return  # whoever made it waits for it; what is submitted until then waits in its inbox
             self._coordinator = Coordinator(
                 self._prepared.specs,
-                config.num_speculative_tokens,
+                config.setting,
                 config.timeouts,
                 config.recovery,
                 self._prepared.max_model_len,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from executor.hidden_rows import KeptRows
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from executor.errors import SpeclaneError
     from executor.sampling import SamplingParams
     from executor.text import TextStream
-    from ipc.messages import SamplingSpec, TokenLogprobs
+    from ipc.messages import QRow, SamplingSpec, TokenLogprobs
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -99,6 +99,24 @@ class Delta:
     prompt_logprobs: list[TokenLogprobs] | None = None
 
 
+class Guesses(NamedTuple):
+    """A usable draft: its tokens, and what they were drawn from, if they were."""
+
+    tokens: list[int]
+    q: list[QRow]
+
+
+NO_GUESSES = Guesses([], [])
+
+
+class Verdict(NamedTuple):
+    """After `base_len` tokens, so many draft tokens stood and this one followed."""
+
+    base_len: int
+    n_accepted: int
+    next_token: int
+
+
 class Outputs(Protocol):
     """Where a request's outputs go. `put` is called in the coordinator's thread: it must not block."""
 
@@ -130,6 +148,27 @@ class Request:
     pending: bool = False
     """The target has not run all of its history yet."""
     rows: KeptRows = field(default_factory=KeptRows)
+    draft: Guesses | None = None
+    """What is guessed to follow `tokens`; None if nobody has said so far."""
+    prepared: dict[Verdict, Guesses] = field(default_factory=dict)
+    """The same for verdicts that may come."""
+    asked_len: int = 0
+    """The speculator was asked what follows so many tokens, and is not asked twice."""
+    prepared_len: int = 0
+    """The same of verdicts on the draft after so many tokens."""
+    drafting: bool = False
+    """The speculator was asked about it, and its answer may still be of use."""
+    verifying: bool = False
+    """The target was asked for a verdict."""
+    verdict: Verdict | None = None
+    """The last one."""
+
+    def unsettled(self) -> None:
+        """What was guessed is not of use any more: it starts again from what is committed."""
+        self.gen += 1
+        self.draft, self.verdict, self.asked_len, self.prepared_len = None, None, 0, 0
+        self.prepared.clear()
+        self.pending = self.drafting = self.verifying = False
 
     @property
     def generated(self) -> int:

@@ -63,6 +63,8 @@ def link_table(lane: LaneName) -> Table[LinkState, str]:
         rows[state, "PhaseReached"] = state
     for state in (_S.IDLE, _S.BUSY):
         rows |= {(state, "Open"): state, (state, "Close"): state, (state, "Progressed"): state}
+        if lane == "speculator":  # it may meet the answer on the way
+            rows[state, "Cancel"] = state
     for state in set(_S) - {_S.STOPPING, _S.FAILED}:
         rows[state, "Stop"] = _S.STOPPING
     for state in set(_S) - {_S.FAILED}:

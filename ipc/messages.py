@@ -77,6 +77,8 @@ class LaneSpec(Record, frozen=True):
     Lengths in tokens: `max_model_len` of the longest sequence, `num_speculative_tokens` of the longest draft.
     `reuse_prefixes`: whether keys and values that were computed for one sequence serve others.
     `prior`: file of what the target is known to write, for lookups; empty if there is none.
+    `ranks`: processes that the lane is made of, each with a part of the model; the first speaks for all.
+    `first_gpu`: the GPU that device `auto` means, counted from 0; other ranks take those after it.
     `acceptance`, `q_rows`: by which rule drafts are judged; what a speculator draws from, and sends, for it.
     `q_arena`: bytes of an arena that it is to send rows by; 0: they go inline.
     """
@@ -93,6 +95,8 @@ class LaneSpec(Record, frozen=True):
     reuse_prefixes: bool = True
     prior: str = ""
     head: HeadSpec | None = None
+    ranks: int = 1
+    first_gpu: int = 0
     acceptance: Acceptance = "coupled"
     q_rows: QForm = "sparse"
     q_arena: int = 0
@@ -259,8 +263,8 @@ class QRow(Record, frozen=True):
     """What a draft token was drawn from, exactly: ids, uint32, and their weights, float32, which need not sum
     to 1. No ids: the weights are those of all tokens. Neither: the token was not drawn but looked up.
 
-    All tokens' weights may also be where `at` says, in an arena of the speculator. Numbers are in the
-    machine's own byte order. See ipc.q_rows.
+    All tokens' weights may also be where `at` says, in an arena of the speculator. Numbers are
+    little-endian. See ipc.q_rows.
     """
 
     tokens: bytes
@@ -272,6 +276,8 @@ class DraftItem(Record, frozen=True):
     """Guess up to `k` tokens after `base_len` committed ones; the last, `since`, are news to the lane.
 
     `rows`: hidden rows of committed tokens that are news, too, in the order of their positions.
+    `hypotheses`: the draft `ahead` is being verified after these `base_len` tokens. Guess so many verdicts on
+    it, and up to `k` tokens after each; with 0 of them nothing is ahead, and the guesses follow `base_len`.
     """
 
     seq: int
@@ -280,6 +286,18 @@ class DraftItem(Record, frozen=True):
     since: list[int]
     k: int
     rows: list[HiddenRows] = []
+    ahead: list[int] = []
+    hypotheses: int = 0
+
+
+class Prepared(Record, frozen=True):
+    """Guesses in case the verdict on what is ahead is that its first `n_accepted` tokens stand and
+    `next_token` follows. `q`: as in DraftedItem."""
+
+    n_accepted: int
+    next_token: int
+    tokens: list[int]
+    q: list[QRow] = []
 
 
 class DraftedItem(Record, frozen=True):
@@ -288,6 +306,8 @@ class DraftedItem(Record, frozen=True):
     `worth`: so many of them are worth verifying, by the speculator's own confidence; None is all.
     `broken`: there will never be any, since what the lane computes for this sequence are no numbers.
     `q`: what each of them was drawn from; empty if none was drawn, and always where acceptance is coupled.
+    `prepared`: in answer to an item with something ahead, whose `tokens` are none: a draft for each verdict
+    that was guessed, the likeliest first.
     """
 
     seq: int
@@ -297,6 +317,7 @@ class DraftedItem(Record, frozen=True):
     broken: bool = False
     worth: int | None = None
     q: list[QRow] = []
+    prepared: list[Prepared] = []
 
 
 class VerifyItem(Record, frozen=True):
@@ -429,6 +450,13 @@ class Draft(Message, frozen=True):
     arena: str = ""
 
 
+class Cancel(Message, frozen=True):
+    """To the speculator: answer the Draft `order` at once, with what there is. Without effect once it is
+    answered. No reply of its own."""
+
+    order: int
+
+
 class Verify(Message, frozen=True):
     """To the target: judge these drafts; an empty draft makes a plain one-token step.
 
@@ -482,11 +510,13 @@ class Loaded(Message, frozen=True):
     """Weights are there and attention is set up, on this device (an identity); the lane waits to profile.
 
     `no_cuda_ipc`: why memory of that device cannot be shared with other lanes; empty if it can, so far.
+    `peers`: devices of the lane's other ranks, in their order.
     `serves`: what a speculator server drafts with; None from a lane that was told what to become.
     """
 
     device_id: str
     no_cuda_ipc: str = ""
+    peers: tuple[str, ...] = ()
     serves: Offer | None = None
 
 
@@ -506,9 +536,10 @@ class Imported(Message, frozen=True):
 
 
 class Profiled(Message, frozen=True):
-    """Answer to Profile."""
+    """Answer to Profile; `peers`: of the lane's other ranks, in their order."""
 
     profile: MemoryProfile
+    peers: tuple[MemoryProfile, ...] = ()
 
 
 class Ready(Message, frozen=True):
@@ -565,7 +596,19 @@ class Failed(Message, frozen=True):
 FAILURE_KINDS = ("configuration", "load", "protocol", "memory", "numerics", "internal")
 
 Order = (
-    Attach | Configure | Profile | Allocate | Export | Import | Unmap | Open | Draft | Verify | Close | Stop
+    Attach
+    | Configure
+    | Profile
+    | Allocate
+    | Export
+    | Import
+    | Unmap
+    | Open
+    | Draft
+    | Cancel
+    | Verify
+    | Close
+    | Stop
 )
 Fact = (
     Greeted

@@ -127,6 +127,27 @@ def noisy_best(tokens: Sequence[int], logits: Sequence[float], best: float, draw
     return -max((noisy_score(token, logit, best, key, draw), -token) for token, logit in pairs)[1]
 
 
+def ranked_tokens(logits: Sequence[tuple[int, float]], draw: Draw) -> list[int]:
+    """Tokens, the likeliest first, to be the draw's sample. `logits`: (token, finite logit), best first; all
+    of a row, or its best ones if that is near enough."""
+    if draw.sampling.temperature < GREEDY_BELOW:
+        return [token for token, _ in logits]
+    values = [logit for _, logit in logits]
+    key = noise.key(draw.sampling.seed, draw.position, noise.TARGET)
+    scores = []
+    for index in kept_tokens(values, values[0], draw.sampling) if values else []:
+        token, logit = logits[index]
+        scores.append((-noisy_score(token, logit, values[0], key, draw), token))
+    return [token for _, token in sorted(scores)]
+
+
+def ranked_row(logits: Sequence[float], draw: Draw, count: int) -> list[int]:
+    """Up to `count` tokens of a row [V], the likeliest first, to be the draw's sample."""
+    allowed = _edited(logits, draw)
+    best = sorted(((t, v) for t, v in enumerate(allowed) if math.isfinite(v)), key=lambda pair: -pair[1])
+    return ranked_tokens(best, draw)[:count]
+
+
 def _with_logprobs(logits: Sequence[float], token: int, alternatives: int) -> Sample:
     """Log-probabilities under the model itself: before temperature, masks and filters."""
     best = max(logits)

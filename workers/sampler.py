@@ -16,7 +16,15 @@ import torch
 
 from workers import noise
 from workers.engines.engine import Sample, Score
-from workers.pure_sampler import GREEDY_BELOW, NO_TOKEN, SLACK, forbidden_tokens, noisy_best, noisy_score
+from workers.pure_sampler import (
+    GREEDY_BELOW,
+    NO_TOKEN,
+    SLACK,
+    forbidden_tokens,
+    noisy_best,
+    noisy_score,
+    ranked_tokens,
+)
 from workers.tensor_distribution import TensorDistribution
 
 if TYPE_CHECKING:
@@ -75,6 +83,21 @@ class Sampler:
         rows = logits.detach().float()
         best = self._best(rows)
         return [self._sample_row(i, rows[i], draw, *best[i]) for i, draw in enumerate(draws)]
+
+    @torch.inference_mode()
+    def ranked(self, logits: Tensor, draws: Sequence[Draw], count: int) -> list[list[int]]:
+        """For each row up to `count` tokens, the likeliest first, to be its sample.
+
+        Found among the FEW best by logit, so with much noise some may be missing: good enough to guess.
+        """
+        ranks = []
+        for row, draw in zip(logits.detach().float(), draws, strict=True):
+            allowed = self._edited(row, draw)
+            greedy = draw.sampling.temperature < GREEDY_BELOW
+            best, tokens = allowed.topk(min(count if greedy else FEW, allowed.numel()))
+            named = [(t, v) for t, v in zip(tokens.tolist(), best.tolist(), strict=True) if math.isfinite(v)]
+            ranks.append(ranked_tokens(named, draw)[:count])
+        return ranks
 
     @torch.inference_mode()
     def scores(self, logits: Tensor, tokens: Sequence[int], alternatives: int) -> list[Score]:

@@ -194,7 +194,8 @@ def shown(parts: list[HiddenRows]) -> list[tuple[int, torch.Tensor]]:
 
 
 def draft(made: CascadeSpeculator, sequence: LaneSequence, rows: list[HiddenRows], k: int = 3) -> list[int]:
-    return made.propose([Ask(sequence, k, shown(rows))])[0]
+    made.observe(sequence, shown(rows))
+    return made.propose([Ask(sequence, k)])[0]
 
 
 def test_what_it_drafts_does_not_hang_on_how_its_rows_came(spec, target, engine, monkeypatch):
@@ -217,7 +218,8 @@ def test_what_it_drafts_does_not_hang_on_how_its_rows_came(spec, target, engine,
     assert draft(made, together, []) == expected  # nothing came in between
     other = opened(2, TEXT[:12], temperature=0.8)
     made.open(other)
-    batched = made.propose([Ask(other, 2, shown(rows_of(engine, TEXT[:11], []))), Ask(together, 3)])
+    made.observe(other, shown(rows_of(engine, TEXT[:11], [])))
+    batched = made.propose([Ask(other, 2), Ask(together, 3)])
     assert batched[1] == expected
     assert len(batched[0]) == 2
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,8 +18,44 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-COMPLETE = "/v1/completions"
+CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+
+
+Short = Annotated[str, msgspec.Meta(max_length=10)]
+Small = Annotated[int, msgspec.Meta(ge=0, le=99)]
+
+
+class Form(msgspec.Struct, forbid_unknown_fields=True):
+    """What an answer must be; its schema is what is asked for, its type what is checked."""
+
+
+class Person(Form):
+    name: Short
+    age: Small
+
+
+class Colours(Form):
+    colours: Annotated[list[Literal["red", "green", "blue"]], msgspec.Meta(min_length=1, max_length=3)]
+
+
+class Verdict(Form):
+    right: bool
+    because: Literal["luck", "skill"] | None
+
+
+class Place(Form):
+    street: Short
+    number: Small
+    owner: Person
+
+
+class Sums(Form):
+    terms: Annotated[list[Small], msgspec.Meta(min_length=2, max_length=4)]
+
+
+FORMS = (Person, Colours, Verdict, Place, Sums)
+PER_FORM = 20
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +87,22 @@ def same(both: tuple[Served, Served], fields: dict[str, Any]) -> None:
 @given(VALID, st.integers(1, 40))
 def test_much_that_is_valid_gives_the_same(both, fields, max_tokens):
     same(both, fields | {"max_tokens": max_tokens})
+
+
+def test_a_hundred_answers_of_a_hundred_have_their_form(both):
+    for form in FORMS:
+        schema = {"name": form.__name__, "schema": msgspec.json.schema(form)}
+        body = {
+            "messages": [{"role": "user", "content": f"Make up a {form.__name__.lower()} as JSON."}],
+            "response_format": {"type": "json_schema", "json_schema": schema},
+            **{"seed": 3, "temperature": 1.0, "n": PER_FORM, "max_tokens": 160},
+        }
+        drafting, plain = (ask(each.url, CHAT, body).body for each in both)
+        assert drafting["choices"] == plain["choices"]
+        assert drafting["metrics"]["speculative_decoding"]["num_accepted_tokens"] > 0
+        for choice in drafting["choices"]:
+            assert choice["finish_reason"] == "stop"
+            assert isinstance(msgspec.json.decode(choice["message"]["content"], type=form), form)
 
 
 def test_speculation_was_at_work(both):

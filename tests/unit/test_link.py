@@ -34,7 +34,7 @@ def expected(lane: str, state: str, name: str) -> str | None:
         return state if name in (answer, *late) else None
     if name in ("Export", "Exported", "Import", "Imported", "Unmap"):
         return state if state in ALIVE - {"expected", "greeted", "starting"} else None
-    if name in ("Open", "Close", "Progressed"):
+    if name in ("Open", "Close", "Progressed") or (name, lane) == ("Cancel", "speculator"):
         return state if state in ("idle", "busy") else None
     steps = {
         ("expected", "Attach" if lane == "speculator" else ""): "expected",

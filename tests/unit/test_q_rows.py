@@ -120,6 +120,20 @@ def test_tensors_and_the_pure_rule_agree(seed, size, fields, width, reach):
     assert known == [(t, theirs.probability(t)) for t in theirs.named if theirs.probability(t) > 0.0]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_every_device_gives_the_same_rows():
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(8, 49152, generator=generator) * 3
+    for index, how in enumerate([draw(), draw(top_k=50), draw(top_p=0.9), draw(temperature=0.4)] * 2):
+        here = Sampler(49152, "cpu").distribution(logits[index], how)
+        there = Sampler(49152, "cuda").distribution(logits[index].cuda(), how)
+        q = Q(Sampler(49152, "cpu").distribution(logits[index - 1], how).row(64))
+        assert there.overlap(q, 0.7) == pytest.approx(here.overlap(q, 0.7), abs=1e-12)
+        assert there.beyond(q, 0.7, 0.3) == here.beyond(q, 0.7, 0.3)
+        assert list(Q(there.row(64)).named) == list(Q(here.row(64)).named)
+
+
 @pytest.mark.parametrize(
     "pick",
     [distribution.pick, lambda weights, u: tensor_distribution.pick(torch.tensor(weights).double(), u)],

@@ -71,7 +71,9 @@ class Looked:
 
     def close(self, sequence: Any) -> None: ...
 
-    def propose(self, asks: Sequence[Any]) -> list[list[int]]:
+    def observe(self, sequence: Any, rows: Any) -> None: ...
+
+    def propose(self, asks: Sequence[Any], cancelled: Any = None) -> list[list[int]]:
         size = self.served.vocabulary.size
         return [[(ask.sequence.tokens[-1] + 2 * i) % size for i in range(ask.k)] for ask in asks]
 

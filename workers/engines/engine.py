@@ -130,6 +130,18 @@ class Engine(Served, Protocol, Generic[R]):
 
     def close(self, seq: int) -> None: ...
 
+    def fork(self, seq: int, other: int) -> None:
+        """Take in `other`, which holds what `seq` does. It is a guess, so it counts for no seat."""
+        ...
+
+    def replace(self, seq: int, other: int) -> None:
+        """From now on `seq` holds what `other` does, which is no sequence any more."""
+        ...
+
+    def room(self, length: int) -> int:
+        """How many forks could grow by so many tokens each while all sequences do, too."""
+        ...
+
     def forward(self, windows: Sequence[Window]) -> R:
         """Logit rows [sum of window.rows, vocabulary], float32, in the order of windows and their tokens."""
         ...
@@ -144,6 +156,11 @@ class Engine(Served, Protocol, Generic[R]):
 
     def scores(self, rows: R, tokens: Sequence[int], alternatives: int) -> list[Score]:
         """For each row what the model thinks of its token, with so many alternatives."""
+        ...
+
+    def ranked(self, rows: R, draws: Sequence[Draw], count: int) -> list[list[int]]:
+        """For each row up to `count` tokens, the likeliest first, to be its sample, as far as can be told
+        quickly."""
         ...
 
     def confidences(self, rows: R, tokens: Sequence[int]) -> list[float]:

@@ -225,6 +225,17 @@ class PagedEngine(ABC):
         self._kv.pool.close(seq)
         self._open.discard(seq)
 
+    def fork(self, seq: int, other: int) -> None:
+        self._kv.pool.fork(seq, other)
+
+    def replace(self, seq: int, other: int) -> None:
+        self._kv.pool.replace(seq, other)
+
+    def room(self, length: int) -> int:
+        # The last block is shared at first: whoever writes to it copies it.
+        each = blocks_for(length) + 1
+        return max(0, self._kv.pool.available // each - len(self._open))
+
     @torch.inference_mode()
     def forward(self, windows: Sequence[Window]) -> Tensor:
         """See Engine. Raises ValueError, before anything changes, for a window that cannot be run."""
@@ -255,6 +266,9 @@ class PagedEngine(ABC):
 
     def scores(self, rows: Tensor, tokens: Sequence[int], alternatives: int) -> list[Score]:
         return self._sampler.scores(rows, tokens, alternatives)
+
+    def ranked(self, rows: Tensor, draws: Sequence[Draw], count: int) -> list[list[int]]:
+        return self._sampler.ranked(rows, draws, count)
 
     def confidences(self, rows: Tensor, tokens: Sequence[int]) -> list[float]:
         (room,) = self.workspace.take(UBATCH, "confidences", Spec((len(tokens),), torch.float32))

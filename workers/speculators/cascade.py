@@ -20,6 +20,7 @@ from workers.device import open_device
 from workers.footprint import Footprint, KvNeed
 from workers.pure_sampler import GREEDY_BELOW
 from workers.sampler import Sampler
+from workers.speculator import never
 from workers.speculators.calibration import Calibration
 from workers.speculators.head import Context, Entry, Head
 from workers.speculators.history import TOKEN_BYTES
@@ -28,7 +29,7 @@ from workers.speculators.prior import Prior
 from workers.speculators.proposals import NOT_DRAWN, Draft, Judge, Proposal
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from torch import Tensor
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 SURE = 0.85
 """A lookup that is right so often needs no second opinion."""
+_BRANCHES = 1 << 20
 HEAD_REACH = 0.08
 """The head is not asked where the target gets to with a smaller probability: a step of it costs about a tenth
 of a target step, and a token is worth about half of one."""
@@ -67,6 +69,25 @@ class _Held:
     end: int = 0
 
 
+@dataclass(slots=True)
+class _Trail:
+    """A draft after `start` tokens, for branches to leave it at any place: the row that each token was
+    guessed from, None where the head was not asked, and where the context ended then."""
+
+    start: int
+    tokens: list[int]
+    rows: list[Tensor | None]
+    ends: list[int]
+    context: Context
+
+    def leave(self, start: int, stood: Sequence[int]) -> _Held:
+        """What the head holds after the first tokens of the draft and another one."""
+        place = len(stood)
+        if start != self.start or self.tokens[:place] != list(stood) or place >= len(self.rows):
+            return _Held(self.context.fork(0))
+        return _Held(self.context.fork(self.ends[place]), self.rows[place], start + place)
+
+
 class _Chain:
     """One sequence's draft while it grows. `row` and `token` are what the head's next step starts from."""
 
@@ -81,6 +102,13 @@ class _Chain:
         self.row = held.row if held.end == len(tokens) - 1 else None
         self.token = tokens[-1]
         self.ended = ask.k == 0
+        self._rows: list[Tensor | None] = []
+        self._ends: list[int] = []
+
+    @property
+    def trail(self) -> _Trail:
+        start = len(self.sequence.tokens)
+        return _Trail(start, self.draft.tokens, self._rows, self._ends, self.context)
 
     def ask_lookup(self) -> list[Proposal]:
         return self.path.proposals() if self.path is not None else []
@@ -92,6 +120,8 @@ class _Chain:
     def go(self, proposals: list[Proposal], row: Tensor | None) -> None:
         """Take the best; `row` is what the head goes on from, if it was asked."""
         self.row = row
+        self._rows.append(row)
+        self._ends.append(self.context.end)
         token = self.draft.add(proposals, self._settle)
         self.ended = token is None or self.draft.full
         if token is not None:
@@ -150,6 +180,7 @@ class CascadeSpeculator:
             prior = Prior(Path(spec.prior)) if spec.prior else None
             self._lookup = Lookup(spec.max_model_len, prior, calibration)
         self._held: dict[int, _Held] = {}
+        self._trails: dict[int, _Trail] = {}
         # A context has a fixed size, whatever the length of its sequence.
         per_token = -(-self._head.context().nbytes // spec.max_model_len)
         per_token += TOKEN_BYTES if self._lookup is not None else 0
@@ -213,28 +244,61 @@ class CascadeSpeculator:
 
     def close(self, sequence: LaneSequence) -> None:
         del self._held[sequence.seq]
+        self._trails.pop(sequence.seq, None)
         self._judge.forget(sequence)
         if self._lookup is not None:
             self._lookup.close(sequence)
 
+    def fork(self, sequence: LaneSequence, branch: LaneSequence) -> None:
+        start = len(sequence.tokens)
+        trail = self._trails.get(sequence.seq)
+        self._held[branch.seq] = (
+            trail.leave(start, branch.tokens[start:-1]) if trail else _Held(self._head.context())
+        )
+        if self._lookup is not None:
+            self._lookup.fork(sequence, branch)
+
+    def adopt(self, sequence: LaneSequence, branch: LaneSequence) -> None:
+        self._judge.adopt(sequence, branch)
+        self._trails.pop(sequence.seq, None)
+        if branch.seq in self._trails:
+            self._trails[sequence.seq] = self._trails.pop(branch.seq)
+        self.close(branch)
+
+    def room(self, length: int) -> int:
+        return _BRANCHES
+
     @torch.inference_mode()
-    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+    def observe(self, sequence: LaneSequence, rows: Sequence[tuple[int, Tensor]]) -> None:
+        self._judge.learn(sequence)
+        held = self._held[sequence.seq]
+        for start, part in rows:
+            held.context.drop_drafts()
+            self._absorb(sequence, held, start, self._head.fuse(part))
+        trail = self._trails.get(sequence.seq)
+        if rows and trail is not None and trail.context is held.context:
+            del self._trails[sequence.seq]  # its own indices stand in its place now
+
+    @torch.inference_mode()
+    def propose(self, asks: Sequence[Ask], cancelled: Callable[[], bool] = never) -> list[list[int]]:
         chains = [self._begin(ask) for ask in asks]
         while growing := [chain for chain in chains if not chain.ended]:
             self._grow(growing)
+            if cancelled():
+                break
         for ask, chain in zip(asks, chains, strict=True):
-            chain.context.drop_drafts()
             if ask.confidences is not None:
                 ask.confidences.extend(chain.draft.expected)
+            if ask.others is not None:
+                ask.others.extend(chain.draft.others)
             self._judge.remember(chain.sequence, chain.draft)
+            self._trails[chain.sequence.seq] = chain.trail
         return [chain.draft.tokens for chain in chains]
 
     def _begin(self, ask: Ask) -> _Chain:
         sequence = ask.sequence
-        self._judge.learn(sequence)
         held = self._held[sequence.seq]
-        for start, rows in ask.rows:
-            self._absorb(sequence, held, start, self._head.fuse(rows))
+        held.context.drop_drafts()
         path = self._lookup.path(sequence) if self._lookup is not None else None
         return _Chain(ask, held, path)
 

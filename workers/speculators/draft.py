@@ -7,10 +7,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from workers.outcomes import ALTERNATIVES
 from workers.q_row import Q
+from workers.speculator import never
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
 
     from workers.engines.engine import Draw, Engine, Served
     from workers.sequence import LaneSequence
@@ -32,7 +36,20 @@ class DraftSpeculator:
     def close(self, sequence: LaneSequence) -> None:
         self._engine.close(sequence.seq)
 
-    def propose(self, asks: Sequence[Ask]) -> list[list[int] | None]:
+    def fork(self, sequence: LaneSequence, branch: LaneSequence) -> None:
+        self._engine.fork(sequence.seq, branch.seq)
+
+    def adopt(self, sequence: LaneSequence, branch: LaneSequence) -> None:
+        self._engine.replace(sequence.seq, branch.seq)
+        sequence.adopt(branch)
+
+    def room(self, length: int) -> int:
+        return self._engine.room(length)
+
+    def observe(self, sequence: LaneSequence, rows: Sequence[tuple[int, Tensor]]) -> None:
+        """Sees tokens only when it is asked what follows them."""
+
+    def propose(self, asks: Sequence[Ask], cancelled: Callable[[], bool] = never) -> list[list[int] | None]:
         """One token a pass, all sequences in one batch; a sequence leaves it when it has its k tokens.
 
         A sequence with k = 0 is only run up to date.
@@ -42,6 +59,8 @@ class DraftSpeculator:
             self._engine.forward(behind)
         proposals: dict[int, list[int]] = {ask.sequence.seq: [] for ask in asks}
         for step in range(max((ask.k for ask in asks), default=0)):
+            if step and cancelled():
+                break
             asked = [ask for ask in asks if ask.k > step and ask.sequence.seq in proposals]
             active = [(ask, proposals[ask.sequence.seq]) for ask in asked]
             for (ask, tokens), guess in zip(active, self._guesses(active), strict=True):
@@ -58,13 +77,25 @@ class DraftSpeculator:
         try:
             rows = self._engine.forward(windows)
             if any(ask.drawn_from is not None for ask, _ in active):
-                return self._drawn(rows, active, draws)
-            guesses = [sample.token for sample in self._engine.sample(rows, draws)]
+                guesses = self._drawn(rows, active, draws)
+            else:
+                guesses = self._sampled(rows, active, draws)
         except FloatingPointError as error:
             if len(active) > 1:
                 return [self._guesses([one])[0] for one in active]
             log.warning("sequence %d: %s", active[0][0].sequence.seq, error)
             return [None]
+        if any(ask.others is not None for ask, _ in active):
+            ranks = self._engine.ranked(rows, draws, ALTERNATIVES + 1)
+            for (ask, _), guess, ranked in zip(active, guesses, ranks, strict=True):
+                if ask.others is not None:
+                    ask.others.append([token for token in ranked if token != guess][:ALTERNATIVES])
+        return guesses
+
+    def _sampled(
+        self, rows: Any, active: Sequence[tuple[Ask, list[int]]], draws: Sequence[Draw]
+    ) -> list[int]:
+        guesses = [sample.token for sample in self._engine.sample(rows, draws)]
         if any(ask.confidences is not None for ask, _ in active):
             for (ask, _), chance in zip(active, self._engine.confidences(rows, guesses), strict=True):
                 if ask.confidences is not None:

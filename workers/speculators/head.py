@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from ipc.messages import HeadSpec
     from workers.linear import Linear
 
+_FORK_ROOM = 64
+"""Indices that a fork of a context takes before it is moved."""
+
 
 class Entry(NamedTuple):
     """What a step starts from: a row [hidden], fused or of the step before, the token that follows it, the
@@ -52,6 +55,28 @@ class Context:
         self._values = torch.zeros_like(self._keys)
         self._kept = 0
         self.length = 0
+        self._gone = 0
+
+    @property
+    def end(self) -> int:
+        """How many indices there were, with those that were moved out: see `fork`."""
+        return self._gone + self.length
+
+    def fork(self, end: int) -> Context:
+        """A context of its own that holds the indices of this one up to where it once ended, as far as they
+        count."""
+        other = Context.__new__(Context)
+        length = max(0, end - self._gone)
+        first = max(0, length - self._window)
+        other._gone = 0
+        other._window = self._window
+        heads, _, head_dim = self._keys.shape
+        other._keys = self._keys.new_empty(heads, self._window + _FORK_ROOM, head_dim)
+        other._values = torch.empty_like(other._keys)
+        other._keys[:, : length - first] = self._keys[:, first:length]
+        other._values[:, : length - first] = self._values[:, first:length]
+        other._kept = other.length = length - first
+        return other
 
     def append(self, keys: Tensor, values: Tensor) -> None:
         """[n, kv_heads, head_dim] each, n at most the window."""
@@ -88,6 +113,7 @@ class Context:
             tensor[:, : self.length - first] = tensor[:, first : self.length].clone()
         self._kept = max(0, self._kept - first)
         self.length -= first
+        self._gone += first
 
 
 class Head:

@@ -54,6 +54,15 @@ class Draft:
     def full(self) -> bool:
         return len(self.tokens) == self._k
 
+    @property
+    def others(self) -> list[list[int]]:
+        """At each place, the tokens that were proposed and not taken, the most promising first."""
+        found = []
+        for proposals, token in zip(self.steps, self.tokens, strict=True):
+            ordered = sorted(proposals, key=lambda proposal: -proposal.expected)
+            found.append(list(dict.fromkeys(p.token for p in ordered if p.token not in (token, NOT_DRAWN))))
+        return found
+
     def add(
         self, proposals: list[Proposal], settle: Callable[[Proposal], Proposal] | None = None
     ) -> int | None:
@@ -87,9 +96,10 @@ class Judge:
 
     def learn(self, sequence: LaneSequence) -> None:
         """Every proposal is judged that was made after what the target then said itself."""
-        start, draft = self._drafts.pop(sequence.seq, (0, None))
-        if draft is None:
+        start, draft = self._drafts.get(sequence.seq, (0, None))
+        if draft is None or len(sequence.tokens) <= start:
             return
+        del self._drafts[sequence.seq]
         for proposals, drafted, token in zip(
             draft.steps, draft.tokens, sequence.tokens[start:], strict=False
         ):
@@ -98,6 +108,12 @@ class Judge:
                     self._calibration.note(proposal.kind, proposal.token == token)
             if drafted != token:
                 break
+
+    def adopt(self, sequence: LaneSequence, branch: LaneSequence) -> None:
+        """The draft of a branch is the sequence's now, whose own was judged by that."""
+        self.learn(sequence)
+        if branch.seq in self._drafts:
+            self._drafts[sequence.seq] = self._drafts.pop(branch.seq)
 
     def forget(self, sequence: LaneSequence) -> None:
         self._drafts.pop(sequence.seq, None)
