@@ -13,7 +13,7 @@ from executor.errors import InvalidConfig
 from executor.models import DEFAULT_TARGET
 from executor.placement import Placement, placement
 from executor.restart import RestartPolicy
-from executor.setting import MAX_HYPOTHESES, Mode, Setting, fixed
+from executor.setting import MAX_HYPOTHESES, Mode, Setting, setting_for
 from executor.transport import TransportName, TransportPolicy
 from ipc.messages import Acceptance, LaneName, QForm
 from ipc.toy import ToyParameters
@@ -40,7 +40,7 @@ class Timeouts:
     """A round waits for drafts about as long as they usually take, and never longer than this …"""
     draft_least: float = 0.05
     """… nor, unless `draft` is shorter, less than this. Where it is not less than `draft`, drafts of a server
-    are always waited for; else only while that is faster than to go on without."""
+    are always asked for; else only while that is faster than to go on without."""
     verify: float = 120.0
     hang: float = 30.0
     """A speculator that owes its answer for so long is ended."""
@@ -123,7 +123,8 @@ class Config:
     num_speculative_tokens: longest draft, K.
     mode: `sequential`: a draft is made, then verified; `ahead`: while it is verified, the next one is made
     for
-        the likeliest verdict; `outcomes`: for many.
+        the likeliest verdict; `outcomes`: for many; `auto`: what brings most tokens per second, by
+        measurement, or no speculation.
     hypotheses: for how many verdicts, N; None is what the mode stands for: 0, 1 or 2 · (K + 1).
     ubatches: 2: sequences are drafted for and verified in two parts that take turns; 1 or None: all at once.
     acceptance: how drafts are judged above temperature 0. `coupled`: the text is a function of prompt,
@@ -259,8 +260,16 @@ class Config:
 
     @property
     def setting(self) -> Setting:
-        """How sequences are speculated for."""
-        return fixed(self.mode, self.num_speculative_tokens, self.hypotheses, self.ubatches)
+        """How sequences are speculated for. A server prepares nothing ahead: its time is for drafts that
+        somebody waits for."""
+        setting = setting_for(self.mode, self.num_speculative_tokens, self.hypotheses, self.ubatches)
+        return setting._replace(hypotheses=0) if address.is_address(self.speculator) else setting
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the setting changes with what is measured, as it always does where drafts come from far."""
+        waits = self.timeouts.draft_least >= self.timeouts.draft
+        return self.mode == "auto" or (address.is_address(self.speculator) and not waits)
 
     @property
     def transport_policy(self) -> TransportPolicy:
