@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -22,11 +22,17 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+T = TypeVar("T", "Tensor", "Tensor | None")
+
 Linear = Callable[["Tensor"], "Tensor"]
 """[rows, in] → [rows, out], float32 on a CPU."""
 
-MakeLinear = Callable[["Tensor", "Tensor | None"], Linear]
-"""Weight [out, in] and bias [out], as they are stored, to a layer."""
+
+class MakeLinear(Protocol):
+    def __call__(self, weight: Tensor, bias: Tensor | None, keep: Tensor | None = None, /) -> Linear:
+        """Weight [out, in] and bias [out], as they are stored, to a layer of all outputs or those `keep`."""
+        ...
+
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 WIDE_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
@@ -34,7 +40,7 @@ WIDE_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 
 _ROWS_HINT = 16
 _HALF_BITS = 32
-_SMALL = 4
+SMALL = 4
 """A way to multiply must have a bucket as small as this to be taken, for the sake of one-token steps."""
 
 
@@ -63,8 +69,9 @@ def every_count(largest: int) -> RowBuckets:
 ONE_BY_ONE = RowBuckets((1,))
 
 
-def plain(weight: Tensor, bias: Tensor | None) -> Linear:
+def plain(weight: Tensor, bias: Tensor | None, keep: Tensor | None = None) -> Linear:
     """The library's own product; on a CPU in float32, since few have fast arithmetic in narrower types."""
+    weight, bias = _kept(weight, keep), _kept(bias, keep)
     weight = weight.float() if weight.device.type == "cpu" else weight
     bias = None if bias is None else bias.to(weight.dtype)
 
@@ -74,8 +81,9 @@ def plain(weight: Tensor, bias: Tensor | None) -> Linear:
     return call
 
 
-def packed(weight: Tensor, bias: Tensor | None) -> Linear:
+def packed(weight: Tensor, bias: Tensor | None, keep: Tensor | None = None) -> Linear:
     """oneDNN's float32 product over a weight reordered once. Raises RuntimeError where there is none."""
+    weight, bias = _kept(weight, keep), _kept(bias, keep)
     multiply = torch.ops.mkldnn._linear_pointwise.default
     # The hint picks the layout. That for a single row would make single rows differ from all others.
     blocks = torch.ops.mkldnn._reorder_linear_weight(weight.float().contiguous(), _ROWS_HINT)
@@ -88,7 +96,7 @@ def packed(weight: Tensor, bias: Tensor | None) -> Linear:
     return call
 
 
-def half(weight: Tensor, bias: Tensor | None) -> Linear:
+def half(weight: Tensor, bias: Tensor | None, keep: Tensor | None = None) -> Linear:
     """FBGEMM's float32 product over weights kept in 16 bits, which halves the memory that decoding waits for.
 
     Exact for float16 and, scaled by a power of two, for bfloat16 within 2^-32 of the largest weight; nothing
@@ -103,6 +111,8 @@ def half(weight: Tensor, bias: Tensor | None) -> Linear:
         wide = wide * scale
         if not (wide.half().float() - wide).abs().max() <= largest * scale * 2.0**-_HALF_BITS:
             raise RuntimeError("weights do not fit in 16 bits")
+    # Only now: a part is scaled as the whole is, or its small weights would be rounded differently.
+    wide, bias = _kept(wide, keep), _kept(bias, keep)
     prepacked = torch.ops.quantized.linear_prepack_fp16(wide, None if bias is None else bias.float())
     multiply = torch.ops.quantized.linear_dynamic_fp16
 
@@ -111,6 +121,17 @@ def half(weight: Tensor, bias: Tensor | None) -> Linear:
         return y
 
     return call
+
+
+def _kept(tensor: T, keep: Tensor | None) -> T:
+    return tensor if tensor is None or keep is None else tensor.index_select(0, keep)
+
+
+def agreeing_parts(make: MakeLinear, weight: Tensor, keep: Tensor, candidates: Sequence[int]) -> list[bool]:
+    """For each row count, whether a layer of only the outputs `keep` gives the bits of the whole one."""
+    x = torch.randn(max(candidates), weight.shape[1], generator=torch.Generator().manual_seed(0))
+    whole, part = make(weight, None), make(weight, None, keep)
+    return [torch.equal(whole(x[:rows]).index_select(1, keep), part(x[:rows])) for rows in candidates]
 
 
 def agreeing_rows(linear: Linear, features: int, candidates: Sequence[int]) -> tuple[int, ...]:
@@ -153,7 +174,7 @@ def choose(
             # Not in this build of torch, or not for this CPU or these weights.
             continue
         usable.append((make, RowBuckets(common) if common else ONE_BY_ONE))
-        if common and common[0] <= _SMALL:
+        if common and common[0] <= SMALL:
             return usable[-1]
     if not usable:
         raise RuntimeError("no way of multiplying works on this device")

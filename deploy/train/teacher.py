@@ -91,7 +91,10 @@ class Teacher:
         with torch.inference_mode():
             layers = [weights.layer(index, plain) for index in range(self.config.layers)]
             output = plain(weights.head(), None)
-            self._model = Model(self.config, self.embedding, layers, weights.final_norm(), output, dtype)
+            self._model = Model(self.config, self._embed, layers, weights.final_norm(), output, dtype)
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.embedding)
 
     @torch.inference_mode()
     def write(self, dialogues: Sequence[Dialogue], length: int, seed: int) -> Lessons:

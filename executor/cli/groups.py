@@ -81,6 +81,7 @@ class ModelOptions:
     target_cores: o.TargetCores = None
     speculator_cores: o.SpeculatorCores = None
     lanes: o.Lanes = "process"
+    target_ranks: o.TargetRanks = None
     transport: o.Transport = "auto"
     require_cuda_ipc: o.RequireCudaIpc = False
     max_model_len: o.MaxModelLen = None
@@ -211,7 +212,7 @@ _CONFIG = (
     *("max_model_len", "kv_tokens", "max_verify_tokens", "keys", "threads", "cache_dir"),
     *("acceptance", "q_rows"),
     *("target_device", "speculator_device", "target_cores", "speculator_cores"),
-    *("transport", "require_cuda_ipc"),
+    *("transport", "require_cuda_ipc", "target_ranks"),
 )
 """Options that are fields of the Config as they are."""
 _TIMEOUTS = {name: f"{name}_timeout" for name in ("load", "draft", "verify", "hang", "stop")}

@@ -60,6 +60,10 @@ Lanes = Annotated[
     str,
     _model("process|inline", "Each lane in a process of its own, or all in this one, for debuggers."),
 ]
+TargetRanks = Annotated[
+    int | None,
+    _model("N", "Processes that share the target model, each with a part of it: tensor parallelism.", "1"),
+]
 Transport = Annotated[
     str,
     _model("auto|cuda_ipc|memfd|inline", "How tensors go from lane to lane; auto is the first that works."),

@@ -12,8 +12,7 @@ from small_models import FAMILIES, lane, save
 from ipc.messages import LaneSpec
 from workers.attention import ROW_BY_ROW
 from workers.engines.engine import Window
-from workers.engines.native import NativeEngine
-from workers.engines.native import engine as engine_module
+from workers.engines.native import NativeEngine, loading
 from workers.lifecycle import made_ready
 from workers.linear import ONE_BY_ONE, plain
 
@@ -143,8 +142,8 @@ def small(tmp_path_factory):
 
 
 def test_a_cpu_on_which_nothing_agrees_runs_row_by_row_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine_module, "choose", lambda samples, candidates: (plain, ONE_BY_ONE))
-    monkeypatch.setattr(engine_module, "prove_tiling", lambda *shape: ROW_BY_ROW)
+    monkeypatch.setattr(loading, "choose", lambda samples, candidates: (plain, ONE_BY_ONE))
+    monkeypatch.setattr(loading, "prove_tiling", lambda *shape: ROW_BY_ROW)
     engine, ids = made_ready(NativeEngine(lane(save(tmp_path, "qwen3")))), token_ids(80)
     rows = logits(engine, (0, ids))
     assert (rows - reference(tmp_path, ids)).abs().max() < 1e-4
