@@ -13,13 +13,12 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from functools import partial
-from logging import INFO
+from logging import INFO, WARNING
 from typing import TYPE_CHECKING
 
 from executor import admission, dialogue
 from executor.admission import Demand, KvRoom
 from executor.collapse import Collapse
-from executor.controller import Controller
 from executor.errors import Closed, InvalidRequest, LaneFailed, RequestFailed, SpeclaneError
 from executor.events import record
 from executor.health import Health, HealthLog
@@ -38,11 +37,12 @@ if TYPE_CHECKING:
 
     from executor.capacity import MemoryLimits, MemoryPlan
     from executor.config import Hosting, Recovery, Timeouts
+    from executor.controller import Controller
     from executor.lane import Lane
     from executor.lane_times import LaneTimes
     from executor.placement import Placement
     from executor.request import Request
-    from executor.setting import Setting
+    from executor.trace import Trace
     from executor.transport import TransportInfo, TransportPolicy
     from ipc.messages import LaneName, LaneSpec
 
@@ -53,7 +53,7 @@ class Coordinator:
     def __init__(
         self,
         specs: Sequence[LaneSpec],
-        setting: Setting,
+        controller: Controller,
         timeouts: Timeouts,
         recovery: Recovery,
         max_model_len: int,
@@ -63,13 +63,15 @@ class Coordinator:
         placements: Mapping[LaneName, Placement] = ANYWHERE,
         transport: TransportPolicy | None = None,
         keys: Path | None = None,
+        trace: Trace | None = None,
     ) -> None:
-        """`specs`: the target's first, then the speculator's if there is one. `setting`: how to
-        speculate. Lengths in tokens: `max_model_len` of the longest sequence, `max_verify_tokens` of a
+        """`specs`: the target's first, then the speculator's if there is one. `controller`: of how
+        to speculate. Lengths in tokens: `max_model_len` of the longest sequence, `max_verify_tokens` of a
         verification of all sequences (None: what the target runs in one pass). `keys`: of a client of
         speculator servers. Raises InvalidConfig or SpeclaneError.
         """
-        self._k = setting.k
+        self._k = controller.current.k
+        self.controller = controller
         self._load_seconds = timeouts.load
         self._max_sequences = specs[0].max_sequences
         self._max_verify_tokens = max_verify_tokens
@@ -87,11 +89,13 @@ class Coordinator:
             self._lanes,
             timeouts,
             self.stats,
-            Controller(setting),
+            controller,
             recovery.strikes,
             self._finish,
             self._fail,
+            trace,
         )
+        self._trace = trace
         self._swapping = Swapping(self._lanes, self._errands.append, self._swapped)
         self._speculates = len(specs) > 1
         self._health = HealthLog()
@@ -300,9 +304,17 @@ class Coordinator:
             fail(swap, failure)
         try:
             self._lanes.stop()
+            self._write_trace()
         finally:
             self._started.set()
             self._ended.set()
+
+    def _write_trace(self) -> None:
+        if self._trace is not None:
+            try:
+                self._trace.write()
+            except OSError as error:
+                record(WARNING, "trace_not_written", reason=str(error))
 
     def _admit(self) -> bool:
         """Drop what was cancelled, make room for those that go on, then let in who has room.

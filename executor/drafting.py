@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from executor.plan import Step
     from executor.request import Request
     from executor.stats import Stats
+    from executor.trace import Trace
     from ipc.messages import DraftedItem, Prepared
 
 CATCH_UP_TOKENS = 512
@@ -68,12 +69,15 @@ class Order:
 
 
 class Drafting:
-    def __init__(self, lanes: Lanes, timeouts: Timeouts, stats: Stats) -> None:
+    def __init__(self, lanes: Lanes, timeouts: Timeouts, stats: Stats, trace: Trace | None = None) -> None:
         self._lanes = lanes
+        self._trace = trace
         self._stats = stats
         self._order: Order | None = None
         self.waited_ns = 0
         """What the speculator computed for answers that somebody may have waited for, so far."""
+        self.made: list[tuple[int, int, float]] = []
+        """Of drafts that were made meanwhile: of how many sequences, how many steps, in how many seconds."""
         # By what runs, not by incarnation: a lane that starts again is as fast as it was.
         self._paces = defaultdict[LaneSpec, DraftPace](
             lambda: DraftPace(least=timeouts.draft_least, most=timeouts.draft)
@@ -148,13 +152,14 @@ class Drafting:
         if asked:
             self._send(speculator, asked, amount=0)
 
-    def verdict_given(self, requests: Sequence[Request]) -> None:
-        """What is being prepared for them is needed now, as far as it has got."""
+    def verdict_given(self, requests: Sequence[Request], *, hurry: bool) -> None:
+        """What is being prepared for them is needed now; in a `hurry` as far as it has got."""
         order = self._order
         if order is None or order.waited_until is not None or not order.speculator.serving:
             return
         if any(its.seq in order.asked for its in requests):
-            self._lanes.tell(order.speculator, Cancel(order.speculator.epoch, order.number))
+            if hurry:
+                self._lanes.tell(order.speculator, Cancel(order.speculator.epoch, order.number))
             longest = max(asked.k for asked in order.asked.values())
             patience = self._paces[order.speculator.spec].patience(work(longest, 0))
             order.waited_until = time.monotonic() + patience
@@ -174,16 +179,29 @@ class Drafting:
             asked.request.drafting = False
         reply = self._lanes.take(speculator)
         if isinstance(reply, Drafted):
+            if self._trace is not None:
+                self._draw(self._trace, order, reply)
             if order.waited_until is not None:
                 self.waited_ns += reply.busy_ns
             if order.amount:
                 pace = self._paces[speculator.spec]
                 pace.note(order.amount, speculator.answered_at - speculator.asked_at)
+                steps = max((len(item.tokens) for item in reply.items), default=0)
+                self.made.append((len(order.asked), max(1, steps), reply.busy_ns / 1e9))
             coupled = speculator.spec.acceptance == "coupled"
             self._use(order, reply.items, vocabulary_size, coupled=coupled)
         elif owes:
             requests = [asked.request for asked in order.asked.values()]
             self._strike([request for request in requests if request.finish_reason is None])
+
+    def _draw(self, trace: Trace, order: Order, reply: Drafted) -> None:
+        lane, asked = order.speculator, list(order.asked.values())
+        kind = "prepare" if any(each.ahead for each in asked) else "draft"
+        name = kind if any(each.k for each in asked) else "catch up"
+        what = {"sequences": len(asked), "k": max((each.k for each in asked), default=0)}
+        trace.work("speculator", name, lane.asked_at, lane.answered_at, reply.busy_ns / 1e9, **what)
+        for each in asked:
+            each.request.drafted_at = lane.answered_at
 
     def _send(
         self,

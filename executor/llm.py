@@ -17,6 +17,7 @@ from rich.progress import Progress
 
 from executor.config import Config, Timeouts, check_seconds
 from executor.control import ControlServer
+from executor.controller import Controller
 from executor.coordinator import Coordinator
 from executor.errors import Closed, InvalidConfig, InvalidRequest, LaneFailed, SpeclaneError
 from executor.events import record
@@ -26,6 +27,7 @@ from executor.sampling import SamplingParams
 from executor.status import observe
 from executor.stream import Stream
 from executor.text import TextStream
+from executor.trace import Trace
 from ipc.messages import ConstraintSpec, SamplingSpec
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ class LLM:
                 return  # whoever made it waits for it; what is submitted until then waits in its inbox
             self._coordinator = Coordinator(
                 self._prepared.specs,
-                config.setting,
+                Controller(config.setting, adapts=config.mode == "auto"),
                 config.timeouts,
                 config.recovery,
                 self._prepared.max_model_len,
@@ -84,7 +86,9 @@ class LLM:
                 config.placements,
                 config.transport_policy,
                 config.keys,
+                Trace(config.trace) if config.trace is not None else None,
             )
+            log.info("layout: %s", config.layout)
             self._control = self._listen(self._coordinator.directory)
         atexit.register(self.close)
         try:

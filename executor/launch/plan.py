@@ -195,12 +195,14 @@ def _target(
     options = dict(target.options)
     drafts = not target.attach and options.get("speculator") != "off"
     lanes = [_lane("target", f"{path}.lanes.target", target.lanes.target, gpus)]
+    if len(lanes[0].gpus) > 1 and "target-ranks" not in options:
+        options.setdefault("target_ranks", len(lanes[0].gpus))
     ranks = options.get("target_ranks", options.get("target-ranks", 1))
     if lanes[0].gpus and len(lanes[0].gpus) != ranks:
         raise InvalidConfig(
             "topology",
             f"{path}.lanes.target.device: {len(lanes[0].gpus)} GPUs for {ranks} ranks; "
-            f"try options.target_ranks = {len(lanes[0].gpus)}",
+            f"try leaving options.target_ranks out",
         )
     if drafts:
         lanes.append(_lane("speculator", f"{path}.lanes.speculator", target.lanes.speculator, gpus))
