@@ -225,7 +225,7 @@ class Rounds:
 
     def _watch_acceptance(self, drafted: int, accepted: int) -> None:
         speculator = self._lanes.speculator
-        if self.collapse is None or speculator is None or speculator.spec.engine in ("ngram", "suffix"):
+        if self.collapse is None or speculator is None or speculator.engine in ("ngram", "suffix"):
             return  # what a lookup is worth hangs on the text, and starting it again changes nothing
         stood = bool(self.collapse.alarm)
         restart = self.collapse.note(speculator.epoch, drafted, accepted)
