@@ -303,6 +303,9 @@ class Drafting:
         elif request.gen == asked.gen and request.verdict is not None and not request.verifying:
             request.draft = request.draft or drafts.get(request.verdict)
             self.count(hit=request.draft is not None)
+            dialogue.refuse_all(self._lanes, drafts.values(), but=request.draft)
+        else:
+            dialogue.refuse_all(self._lanes, drafts.values())
 
     def count(self, *, hit: bool) -> None:
         """A verdict was among those that were guessed, or not."""

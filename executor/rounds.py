@@ -210,6 +210,7 @@ class Rounds:
         request.draft = request.prepared.get(request.verdict)
         if request.prepared:
             self._drafting.count(hit=request.draft is not None)
+            dialogue.refuse_all(self._lanes, request.prepared.values(), but=request.draft)
             request.prepared = {}
         if request.finish_reason is not None:
             self._finish(request)
