@@ -259,6 +259,9 @@ class Controller:
 
     def _try_another(self, sequences: int, now: float) -> None:
         """Now and then a kind of setting that was not seen for long: plain rounds, or the best of a kind."""
+        if not self.costs.known:  # nobody has drafted yet: there is nothing to compare with
+            self._next_trial = now + TRIAL_EVERY
+            return
         promises = {s: self.promise(s, sequences) for s in self._candidates(sequences)}
         best = max(promises.values())
         stale = [

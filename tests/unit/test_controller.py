@@ -185,3 +185,19 @@ def test_lines_and_classes():
     assert costs.tokens(2) == pytest.approx(3.0, abs=0.01)
     assert str(Setting(3, 1, 2)) == "K=3, N=1, two ubatches"
     assert str(OFF) == "off"
+
+
+def test_without_anybody_who_drafts_there_is_nothing_to_choose():
+    """A speculator that is dead, or off, from the start; and one that comes later is made use of."""
+    controller, longest = Controller(Setting(5), adapts=True), Setting(5)
+    now = 0.0
+    while now < 30.0:
+        setting = controller.setting(1, now)
+        assert setting == longest
+        plain = Round(setting, 1, [Outcome(0, 0)], 1, 0.0105, 0.010, 0.0, 0, 0.0, 0, 0)
+        now += plain.total
+        controller.note(plain, now)
+    run = Run(controller, World(), 1)
+    run.now = now
+    run.until(now + 10.0)
+    assert controller.current.k > 1
