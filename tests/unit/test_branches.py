@@ -9,7 +9,7 @@ from workers.engines.toy import ToyEngine
 from workers.speculator import SpeculatorLane
 from workers.speculators.draft import DraftSpeculator
 
-GREEDY = SamplingSpec(0.0, 1.0, 0, 0.0, 1, 0, (), None)
+SAMPLED = SamplingSpec(0.9, 1.0, 0, 0.0, 1, 0, (), None)
 K = 5
 MANY = 64
 
@@ -28,7 +28,7 @@ class Lane:
         return self.engine.pool.available
 
     def open(self, seq: int, length: int) -> None:
-        self.lane.open([OpenedSequence(seq, 0, [seq + 1] * length, length, GREEDY)])
+        self.lane.open([OpenedSequence(seq, 0, [seq + 1] * length, length, SAMPLED)])
 
     def draft(self, *items: tuple[int, int], since: list[int] | None = None) -> list[list[int]]:
         """Of sequences by number and length."""

@@ -48,10 +48,6 @@ def item(seq: int, base_len: int, since=(), k: int = 2, gen: int = 0, rows=()) -
     return DraftItem(seq, gen, base_len, list(since), k, list(rows))
 
 
-def ahead(seq: int, base_len: int, tokens, hypotheses: int = 2, k: int = 2) -> DraftItem:
-    return DraftItem(seq, 0, base_len, [], k, ahead=list(tokens), hypotheses=hypotheses)
-
-
 def draft(*items: DraftItem, budget: int | None = None) -> Draft:
     return Draft("e", 7, list(items), budget)
 
@@ -95,6 +91,29 @@ def test_what_is_closed_while_its_order_waits_is_left_out():
     a.open([opened(1, gen=1)], numbers)
     assert a.bid(alone=False).work >= 1.0
     assert a.take() == ([], [])
+
+
+def test_what_is_shared_prepares_nothing_ahead_but_takes_the_news():
+    a = client()
+    a.open([opened(0)], itertools.count())
+    ahead = msgspec.structs.replace(item(0, 4, [9], k=5), ahead=[7, 8], hypotheses=3)
+    a.ask(draft(ahead))
+    assert a.bid(alone=False).work < 5
+    assert a.take()[1] == [item(0, 4, [9], k=0)]
+    for change in ({"ahead": [1] * 6}, {"ahead": [100]}, {"hypotheses": -1}):
+        with pytest.raises(ProtocolError):
+            a.ask(draft(msgspec.structs.replace(ahead, base_len=4, since=[], **change)))
+
+
+def test_an_order_that_is_cancelled_while_it_waits_only_brings_the_news():
+    a = client()
+    a.open([opened(0)], itertools.count())
+    assert not a.hurry(7)
+    a.ask(draft(item(0, 4, [9])))
+    assert not a.hurry(6)
+    assert a.hurry(7)
+    assert a.take()[1] == [item(0, 4, [9], k=0)]
+    assert not a.hurry(7)
 
 
 def test_who_leaves_gives_up_all_that_the_lane_holds():
@@ -166,11 +185,6 @@ def test_a_number_is_opened_once_and_closed_once():
         [item(0, 3, k=6)],
         [item(0, 3, k=-1)],
         [item(0, 3, rows=[HiddenRows(0, 1, b"xx")])],
-        [ahead(0, 3, [1, 100])],
-        [ahead(0, 3, [-1])],
-        [ahead(0, 3, [1] * 6)],
-        [ahead(0, 3, [1], hypotheses=65)],
-        [ahead(0, 3, [1], hypotheses=-1)],
     ],
 )
 def test_what_cannot_be_asked(items):
@@ -179,15 +193,6 @@ def test_what_cannot_be_asked(items):
     with pytest.raises(ProtocolError):
         a.ask(draft(*items))
     assert a.waiting is None
-
-
-def test_what_is_prepared_stays_within_the_context():
-    numbers, a = itertools.count(), client()
-    a.open([opened(0, [1] * 190)], numbers)
-    a.ask(draft(ahead(0, 190, [1] * 5, k=4)))
-    assert [one.ahead for one in a.take()[1]] == [[1] * 5]
-    with pytest.raises(Overdrawn, match="grows beyond 200 tokens"):
-        a.ask(draft(ahead(0, 190, [1] * 5, k=5)))
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ class CascadeSpeculator:
             self._lookup = Lookup(spec.max_model_len, prior, calibration)
         self._held: dict[int, Held] = {}
         self._branches: set[int] = set()
-        self._most_branches = _BRANCH_BYTES // max(1, self._head.context().fork(0).nbytes)
+        self._most_branches = _BRANCH_BYTES // max(1, self._head.context().nbytes)
         self._trails: dict[int, Trail] = {}
         # A context has a fixed size, whatever the length of its sequence.
         per_token = -(-self._head.context().nbytes // spec.max_model_len)
