@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from workers import scratch
-from workers.attention import PLAIN, PagedAttention, largest_need
+from workers.attention import PLAIN, PagedAttention, blocked, fused, largest_need
 from workers.blocks import BLOCK
 from workers.engines.native.config import read_config
 from workers.engines.native.decode import Decode
@@ -21,7 +21,7 @@ from workers.engines.native.model import Model
 from workers.engines.native.weights import Checkpoint, Types, Weights
 from workers.engines.paged import UBATCH, Form, PagedEngine
 from workers.graphs import Shape
-from workers.linear import ONE_BY_ONE, ROWS, WIDE_ROWS, choose, every_count, plain
+from workers.linear import EXACT, NARROW, ONE_BY_ONE, ROWS, WIDE_ROWS, choose, every_count, narrow, plain
 from workers.scratch import Widths
 from workers.tiling_proof import prove_tiling
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ipc.messages import LaneSpec
-    from workers.attention import Tiling
+    from workers.attention import Kernel, Tiling
     from workers.engines.engine import Window
     from workers.engines.native.config import ModelConfig
     from workers.engines.paged import Pass
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _WIDE = 8192
 _DEVICE_PASS_TOKENS = 512
-_PRECISION = "native engine: on a CPU the dtype is that of the weights; everything is computed in float32"
+_PRECISION = "native engine: on this CPU the dtype is that of the weights; everything is computed in float32"
 _NOT_INVARIANT = (
     "native engine: the last bits of a logit depend on what else is in the batch, so where two tokens are "
     "nearly equal the text may depend on speculation"
@@ -61,6 +61,8 @@ class NativeEngine(PagedEngine):
         self._invariant = invariant
         self._tap: Tap | None = None
         self._decode: Decode | None = None
+        self._widths: Widths
+        self._kernel: Kernel
         super().__init__(spec)
 
     @property
@@ -71,12 +73,11 @@ class NativeEngine(PagedEngine):
     def set_up_attention(self) -> None:
         self._tiling = PLAIN
         if self._invariant and self._device.type == "cpu":
-            config = self._config
-            shape = (config.kv_heads, config.query_heads, config.head_dim)
-            self._tiling = prove_tiling(*shape, self._dtype, self._device)
+            self._tiling = self._prove_tiling()
             self._notes.append(_exactness(self._rows, self._head_rows, self._tiling))
         else:
             self._notes.append(_NOT_INVARIANT)
+        self._widths = self._widths._replace(scores=self._kernel is not fused)
         form, config = self._form, self._config
         heads = config.query_heads, config.kv_heads
         worst = largest_need(self._tiling, heads, form.pass_tokens, form.max_model_len)
@@ -94,11 +95,13 @@ class NativeEngine(PagedEngine):
         config = self._config = read_config(directory)
         max_model_len = _max_model_len(self._spec.max_model_len, config)
         dtype = _DTYPES[self._spec.dtype]
-        self._dtype = torch.float32 if self._device.type == "cpu" else dtype
         checkpoint = Checkpoint(directory)
         weights = Weights(checkpoint, config, Types(dtype, self._device))
         head = weights.head()
         make, self._rows = self._choose(weights.samples(), ROWS)
+        on_cpu = self._device.type == "cpu"
+        self._dtype = torch.float32 if on_cpu and make is not narrow else dtype
+        stream = torch.float32 if on_cpu else dtype
         wide = WIDE_ROWS if config.vocab_size > _WIDE else ROWS
         make_head, self._head_rows = self._choose([head], wide)
         self._model = Model(
@@ -107,10 +110,10 @@ class NativeEngine(PagedEngine):
             [weights.layer(index, make) for index in range(config.layers)],
             weights.final_norm(),
             make_head(head, None),
-            self._dtype,
+            stream,
         )
         checkpoint.check_all_taken()
-        if self._device.type == "cpu":
+        if on_cpu and self._dtype == torch.float32:
             self._notes.append(_PRECISION)
         self._widths = Widths(
             hidden=config.hidden_size,
@@ -120,17 +123,31 @@ class NativeEngine(PagedEngine):
             kv_heads=config.kv_heads,
             head_dim=config.head_dim,
             head_norm=config.query_key_norm,
+            stream=stream,
             dtype=self._dtype,
+            attending=self._dtype,
             kv_dtype=self._dtype,
         )
+        self._kernel = fused if on_cpu and self._dtype == torch.bfloat16 else blocked
         kv = config.layers, config.kv_heads, config.head_dim, self._dtype
         return Form(max_model_len, self._rows.largest, *kv)
 
     def _choose(self, samples: list[Tensor], candidates: Sequence[int]) -> tuple[MakeLinear, RowBuckets]:
         if self._device.type != "cpu":
             return plain, every_count(_DEVICE_PASS_TOKENS)
-        make, buckets = choose(samples, candidates)
+        make, buckets = choose(samples, candidates, NARROW if self._spec.dtype == "bf16" else EXACT)
         return make, buckets if self._invariant else every_count(candidates[-1])
+
+    def _prove_tiling(self) -> Tiling:
+        """In the lane's arithmetic if rows come out alike in that, else in float32."""
+        config = self._config
+        shape = (config.kv_heads, config.query_heads, config.head_dim)
+        if self._kernel is fused:
+            tiling = prove_tiling(*shape, self._dtype, self._device, fused, (0,))
+            if not tiling.alone:
+                return tiling
+            self._kernel, self._widths = blocked, self._widths._replace(attending=torch.float32)
+        return prove_tiling(*shape, self._widths.attending, self._device)
 
     def _run_worst(self) -> None:
         """One layer takes as much memory as all, one after the other."""
@@ -150,7 +167,8 @@ class NativeEngine(PagedEngine):
         return f"{len(self._decode.shapes)} graphs"
 
     def _attach(self, kv: PagedKV) -> None:
-        self._attention = PagedAttention(kv, self._config.query_heads, self._dtype, self._tiling)
+        heads, dtype = self._config.query_heads, self._widths.attending
+        self._attention = PagedAttention(kv, heads, dtype, self._tiling, self._kernel)
         if self._decode is not None:
             self._decode.attach(self._attention)
 
