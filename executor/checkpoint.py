@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from executor.errors import InvalidConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 NATIVE_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -22,7 +23,7 @@ _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
 def check_directory(path: Path, field: str) -> Path:
-    """`path`, if it holds a causal language model with whole safetensors.
+    """`path`, if it holds a causal language model, or a drafting head for one, with whole safetensors.
 
     Raises InvalidConfig for `field` otherwise, in one line.
     """
@@ -34,6 +35,9 @@ def check_directory(path: Path, field: str) -> Path:
             field, f"{field} {path} has no config.json, so it is no checkpoint; try smollm2-135m"
         )
     settings = read_object(config, field)
+    if names_a_head(settings):
+        _check_weights(path, field)
+        return path
     architectures, size = settings.get("architectures"), settings.get("vocab_size")
     first = architectures[0] if isinstance(architectures, list) and architectures else None
     if not isinstance(first, str) or not first.endswith(_CAUSAL):
@@ -48,6 +52,12 @@ def check_directory(path: Path, field: str) -> Path:
         )
     _check_weights(path, field)
     return path
+
+
+def names_a_head(settings: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint's config is that of an EAGLE-3 head, which is no model of its own."""
+    names = [*(settings.get("architectures") or ()), settings.get("speculators_model_type")]
+    return any("eagle3" in str(name).lower() for name in names)
 
 
 def check_native(path: Path, field: str) -> None:
@@ -73,6 +83,15 @@ def context(path: Path, field: str) -> int:
     if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 2:
         raise InvalidConfig(field, f"{field}: {file} has {name} {tokens!r}; it must be above 1, like 2048")
     return tokens
+
+
+def shape(path: Path) -> tuple[int, int]:
+    """Layers, and the size of a hidden row. Raises InvalidConfig for `target` if the config has none."""
+    settings = read_object(path / "config.json", "target")
+    layers, hidden = settings.get("num_hidden_layers"), settings.get("hidden_size")
+    if not isinstance(layers, int) or not isinstance(hidden, int):
+        raise InvalidConfig("target", f"target: {path / 'config.json'} has no num_hidden_layers, hidden_size")
+    return layers, hidden
 
 
 def _check_weights(path: Path, field: str) -> None:

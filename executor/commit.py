@@ -29,6 +29,7 @@ def commit(request: Request, draft: Sequence[int], verdict: VerifiedItem, max_mo
     if stop is not None:
         tokens, reason = tokens[: stop + 1], "stop"
     logprobs = verdict.logprobs[: len(tokens)]
+    is_first = request.generated == 0 and request.params.prompt_logprobs is not None
     request.tokens += tokens
     request.logprobs += logprobs
     drafted = min(verdict.n_accepted, len(tokens))
@@ -36,7 +37,10 @@ def commit(request: Request, draft: Sequence[int], verdict: VerifiedItem, max_mo
     if reason is not None:
         request.finish_reason = reason
         pieces.append(request.text.finish())
-    return Delta("".join(pieces), tokens, logprobs, drafted, drafted_text)
+    return Delta(
+        *("".join(pieces), tokens, logprobs, drafted, drafted_text),
+        prompt_logprobs=request.prompt_logprobs if is_first else None,
+    )
 
 
 def _cut(

@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from executor import address
 from executor.capacity import MemoryLimits
 from executor.errors import InvalidConfig
 from executor.models import DEFAULT_TARGET
 from executor.placement import Placement, placement
 from executor.restart import RestartPolicy
-from ipc.messages import LaneName
+from executor.setting import MAX_HYPOTHESES, Mode, Setting, fixed
+from executor.transport import TransportName, TransportPolicy
+from ipc.messages import Acceptance, LaneName, QForm
 from ipc.toy import ToyParameters
 
 EngineName = Literal["native", "hf", "toy"]
@@ -101,8 +104,9 @@ class Config:
         if `engine` is toy.
     speculator: `off`; `ngram` (prompt lookup); `suffix` (what was said before, by all); `eagle` (a head over
         the target's hidden rows); `cascade` (head and suffix, token by token); a head's file.safetensors, in
-        cascade; or a model as above. `auto` is cascade for the default target on the native engine, for
-        which a head is shipped, else ngram.
+        cascade; a model as above; or speculator servers, `ipc:///path` or `tcp://HOST:PORT`, with commas: the
+        first that serves is it. `auto` is cascade for the default target on the native engine, for which a
+        head is shipped, else ngram.
     engine: `native` (own code, batch-invariant on CPUs), `hf` (any transformers model), `toy` (no weights).
     dtype: of weights and arithmetic; see the engine's notes for CPUs without bf16 or fp16 arithmetic.
     device: `auto`, `cpu`, `cuda`, `cuda:N` or a GPU's UUID, for both lanes; `auto` is a GPU for each lane
@@ -113,6 +117,16 @@ class Config:
     lanes: `process`, each lane in its own; `inline`, all in this one, which isolates nothing: for debuggers,
         and to compare with.
     num_speculative_tokens: longest draft, K.
+    mode: `sequential`: a draft is made, then verified; `ahead`: while it is verified, the next one is made
+    for
+        the likeliest verdict; `outcomes`: for many.
+    hypotheses: for how many verdicts, N; None is what the mode stands for: 0, 1 or 2 · (K + 1).
+    ubatches: 2: sequences are drafted for and verified in two parts that take turns; 1 or None: all at once.
+    acceptance: how drafts are judged above temperature 0. `coupled`: the text is a function of prompt,
+        sampling and seed, whatever drafts. `rejection` keeps more of a draft, `block` (block verification)
+        at least as much; the text is then distributed as the target's own, but hangs on the drafts, too.
+    q_rows: of what a draft token is drawn from where acceptance is not coupled: `sparse`, the likeliest 64
+        tokens, or `full`, all of them as far as a message has room.
     max_model_len: longest sequence in tokens, prompt included; None is the target's own context.
     max_sequences: how many sequences run at once; more wait.
     memory_budget: bytes that the lanes together may take of each device; None is nine tenths of what is free.
@@ -121,6 +135,10 @@ class Config:
     kv_tokens: tokens whose keys and values each lane holds at most; None is as many as can be of use and fit.
     reuse_prefixes: whether a prompt that begins like an earlier one is spared computing that again.
     threads: threads of each lane's arithmetic on CPUs; None is all cores that this process may use.
+    transport: how tensors go from lane to lane: `cuda_ipc` (between GPUs, without a copy), `memfd` (memory
+        that both share), `inline` (within messages); `auto` is the first of these that works. What does not
+        work falls back to the next, unless `require_cuda_ipc`.
+    keys: directory of this executor's keys, for servers that want some; those of other hosts must.
     cache_dir: where fetched checkpoints are kept; None is $SPECLANE_CACHE, else the user's cache directory.
         Text will do; a leading ~ is the user's home.
     """
@@ -138,6 +156,11 @@ class Config:
     speculator_cores: str | None = None
     lanes: Hosting = "process"
     num_speculative_tokens: int = 5
+    mode: Mode = "sequential"
+    hypotheses: int | None = None
+    ubatches: int | None = None
+    acceptance: Acceptance = "coupled"
+    q_rows: QForm = "sparse"
     max_model_len: int | None = None
     max_sequences: int = 8
     memory_budget: int | None = None
@@ -145,6 +168,9 @@ class Config:
     reuse_prefixes: bool = True
     max_verify_tokens: int | None = None
     threads: int | None = None
+    transport: TransportName = "auto"
+    require_cuda_ipc: bool = False
+    keys: Path | None = None
     cache_dir: Path | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
     recovery: Recovery = field(default_factory=Recovery)
@@ -159,11 +185,36 @@ class Config:
         if self.speculator == "auto":
             has_head = self.engine == "native" and self.target == DEFAULT_TARGET
             object.__setattr__(self, "speculator", "cascade" if has_head else "ngram")
+        if self.keys is not None:
+            object.__setattr__(self, "keys", local_path("keys", self.keys, "./keys"))
+        check_servers("speculator", self.speculator, self.keys)
         if self.cache_dir is not None:
             object.__setattr__(self, "cache_dir", local_path("cache_dir", self.cache_dir, "./models"))
         _one_of("engine", self.engine, get_args(EngineName))
         _one_of("dtype", self.dtype, get_args(DtypeName))
         _one_of("lanes", self.lanes, get_args(Hosting))
+        _one_of("mode", self.mode, get_args(Mode))
+        if self.hypotheses is not None:
+            _whole("hypotheses", self.hypotheses, 0, MAX_HYPOTHESES, "1")
+        if self.ubatches is not None:
+            _whole("ubatches", self.ubatches, 1, 2, "1")
+        _one_of("transport", self.transport, get_args(TransportName))
+        _instance("require_cuda_ipc", self.require_cuda_ipc, bool, "True")
+        if self.require_cuda_ipc and self.transport not in ("auto", "cuda_ipc"):
+            raise InvalidConfig(
+                "require_cuda_ipc", f"require-cuda-ipc contradicts transport {self.transport}; try auto"
+            )
+        if self.require_cuda_ipc and self.device == "cpu":
+            raise InvalidConfig(
+                "require_cuda_ipc", "require-cuda-ipc contradicts device cpu; try device cuda"
+            )
+        if self.require_cuda_ipc and self.lanes == "inline":
+            raise InvalidConfig(
+                "require_cuda_ipc",
+                "require-cuda-ipc contradicts lanes inline, which share a process; try lanes process",
+            )
+        _one_of("acceptance", self.acceptance, get_args(Acceptance))
+        _one_of("q_rows", self.q_rows, get_args(QForm))
         for lane, place in self.placements.items():
             if place.cores is not None:
                 _present(f"{lane}_cores", place.cores)
@@ -192,6 +243,15 @@ class Config:
             _whole("threads", self.threads, 1, 1024, str(available_cores()))
 
     @property
+    def setting(self) -> Setting:
+        """How sequences are speculated for."""
+        return fixed(self.mode, self.num_speculative_tokens, self.hypotheses, self.ubatches)
+
+    @property
+    def transport_policy(self) -> TransportPolicy:
+        return TransportPolicy(self.transport, self.require_cuda_ipc)
+
+    @property
     def memory(self) -> MemoryLimits:
         return MemoryLimits(self.memory_budget, self.kv_tokens, self.max_model_len)
 
@@ -216,6 +276,19 @@ class Config:
     @property
     def speculates(self) -> bool:
         return self.speculator != "off"
+
+
+def check_servers(field: str, speculator: str, keys: Path | None) -> None:
+    """Raises InvalidConfig, about `field` if addresses cannot be, about `keys` if some are missing."""
+    if not address.is_address(speculator):
+        return
+    for server in address.parse_several(speculator, field):
+        if not server.local and keys is None:
+            raise InvalidConfig(
+                "keys",
+                f"keys are needed for {server.text}, which is not on this host; "
+                "try --keys DIR, made by: speclane keys DIR",
+            )
 
 
 def available_cores() -> int:
@@ -278,7 +351,10 @@ def _instance(name: str, value: object, kind: type, works: str) -> None:
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise InvalidConfig(name, f"{name} must be one of {', '.join(known)}, got {value!r}; try {known[0]}")
+        option = name.replace("_", "-")
+        raise InvalidConfig(
+            name, f"{option} must be one of {', '.join(known)}, got {value!r}; try {known[0]}"
+        )
 
 
 def _whole(name: str, value: int, low: int, high: int, works: str) -> None:

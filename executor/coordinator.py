@@ -13,14 +13,13 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from functools import partial
-from logging import INFO, WARNING
+from logging import INFO
 from typing import TYPE_CHECKING
 
 from executor import admission, dialogue
 from executor.admission import Demand, KvRoom
 from executor.collapse import Collapse
-from executor.commit import commit
-from executor.drafting import Drafting
+from executor.controller import Controller
 from executor.errors import Closed, InvalidRequest, LaneFailed, RequestFailed, SpeclaneError
 from executor.events import record
 from executor.health import Health, HealthLog
@@ -28,10 +27,9 @@ from executor.lane import LaneState
 from executor.lanes import Lanes
 from executor.model import check_length
 from executor.placement import ANYWHERE
-from executor.plan import Limits, draft_budget, plan_round
-from executor.stats import Load, RoundTime, Stats
+from executor.rounds import Rounds
+from executor.stats import Load, Stats
 from executor.swapping import Swapping, check_vocabulary, fail
-from executor.verifying import Verifying
 from ipc.codec import MAX_ARRAY_LENGTH
 
 if TYPE_CHECKING:
@@ -41,21 +39,21 @@ if TYPE_CHECKING:
     from executor.capacity import MemoryLimits, MemoryPlan
     from executor.config import Hosting, Recovery, Timeouts
     from executor.lane import Lane
+    from executor.lane_times import LaneTimes
     from executor.placement import Placement
-    from executor.plan import Step
     from executor.request import Request
+    from executor.setting import Setting
+    from executor.transport import TransportInfo, TransportPolicy
     from ipc.messages import LaneName, LaneSpec
 
 log = logging.getLogger("speclane")
-
-_IDLE_SECONDS = 60.0
 
 
 class Coordinator:
     def __init__(
         self,
         specs: Sequence[LaneSpec],
-        k: int,
+        setting: Setting,
         timeouts: Timeouts,
         recovery: Recovery,
         max_model_len: int,
@@ -63,13 +61,16 @@ class Coordinator:
         hosting: Hosting = "process",
         max_verify_tokens: int | None = None,
         placements: Mapping[LaneName, Placement] = ANYWHERE,
+        transport: TransportPolicy | None = None,
+        keys: Path | None = None,
     ) -> None:
-        """`specs`: the target's first, then the speculator's if there is one. Lengths in tokens: `k` of the
-        longest draft, `max_model_len` of the longest sequence, `max_verify_tokens` of a verification of all
-        sequences (None: what the target runs in one pass). Raises InvalidConfig or SpeclaneError."""
-        self._k = k
+        """`specs`: the target's first, then the speculator's if there is one. `setting`: how to
+        speculate. Lengths in tokens: `max_model_len` of the longest sequence, `max_verify_tokens` of a
+        verification of all sequences (None: what the target runs in one pass). `keys`: of a client of
+        speculator servers. Raises InvalidConfig or SpeclaneError.
+        """
+        self._k = setting.k
         self._load_seconds = timeouts.load
-        self._strikes = recovery.strikes
         self._max_sequences = specs[0].max_sequences
         self._max_verify_tokens = max_verify_tokens
         self._inbox: deque[Request] = deque()
@@ -80,15 +81,22 @@ class Coordinator:
         self._ended = threading.Event()
         self._failure: SpeclaneError | None = None
         self._lock = threading.Lock()  # guards what callers leave here against the moment of failure
-        self._lanes = Lanes(specs, timeouts, recovery, memory, hosting, placements)
+        self._lanes = Lanes(specs, timeouts, recovery, memory, hosting, placements, transport, keys)
         self.stats = Stats()
-        self._drafting = Drafting(self._lanes, timeouts, self.stats)
-        self._verifying = Verifying(self._lanes, timeouts.verify)
+        self._rounds = Rounds(
+            self._lanes,
+            timeouts,
+            self.stats,
+            Controller(setting),
+            recovery.strikes,
+            self._finish,
+            self._fail,
+        )
         self._swapping = Swapping(self._lanes, self._errands.append, self._swapped)
         self._speculates = len(specs) > 1
         self._health = HealthLog()
         self._fresh_collapse = partial(Collapse, recovery.collapse_rounds, recovery.collapse_share)
-        self._collapse = self._fresh_collapse()
+        self._rounds.collapse = self._fresh_collapse()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="speclane-coordinator", daemon=True)
         self.max_model_len = min(max_model_len, MAX_ARRAY_LENGTH)  # a history must fit into one message
@@ -202,6 +210,21 @@ class Coordinator:
         return self._lanes.directory
 
     @property
+    def lane_times(self) -> LaneTimes:
+        """Where the time of lanes goes, since the start."""
+        return self._lanes.times
+
+    @property
+    def transport(self) -> TransportInfo:
+        """How tensors go from lane to lane."""
+        return self._lanes.transport.info
+
+    @property
+    def slots(self) -> dict[str, int]:
+        """Of what the lanes have in shared memory, how much is kept, lent, quarantined; half a second old."""
+        return self._lanes.transport.slots
+
+    @property
     def stale(self) -> int:
         """Replies that came too late or from an earlier order, and were dropped."""
         return self._lanes.counts.stale
@@ -222,11 +245,9 @@ class Coordinator:
             self._start_lanes()
             self._started.set()
             while not self._closing:
-                self._look_around()
-                if self._running and self._lanes.target.serving:
-                    self._round()
-                else:
-                    self._lanes.wait(time.monotonic() + _IDLE_SECONDS)
+                self._rounds.collect()
+                hold = self._look_around()
+                self._lanes.wait(self._rounds.turn(self._running, self._seated(), hold=hold))
         except SpeclaneError as error:
             failure = error
         except Exception as error:  # the thread's edge: whoever waits must hear of it
@@ -240,29 +261,31 @@ class Coordinator:
         target, *others = (lane.ready for lane in self.lanes)
         if target is None:
             return  # closed while starting
-        self._target_vocabulary = target.vocabulary
-        self._verify_tokens = self._max_verify_tokens or target.pass_tokens
+        self._target_vocabulary = self._rounds.vocabulary = target.vocabulary
+        self._rounds.verify_tokens = self._max_verify_tokens or target.pass_tokens
         assert self._lanes.memory is not None, "lanes that serve have a plan"
         self._context = min(self.max_model_len, target.max_model_len)
-        self.max_model_len = min(self._context, self._lanes.memory.tokens)
+        self.max_model_len = self._rounds.max_model_len = min(self._context, self._lanes.memory.tokens)
         self._room = self._lanes.target.room
         for ready in filter(None, others):
             check_vocabulary(target.vocabulary, ready.vocabulary)
 
-    def _look_around(self) -> None:
-        """Between rounds: errands, who came and went, lanes. Raises LaneFailed for a target lost."""
-        while self._errands:
+    def _look_around(self) -> bool:
+        """Between orders: errands, who came and went, lanes. Returns whether somebody is to make room who is
+        still being verified. Raises LaneFailed for a target lost."""
+        while self._errands and not self._rounds.waits_for_drafts:
             self._errands.popleft()()
-        self._admit()
+        hold = self._admit()
         target = self._lanes.target
         self._health.note(
             self._lanes.all,
             expected=2 if self._speculates else 1,
             now=time.time(),
-            alarm=self._collapse.alarm,
+            alarm=self._rounds.alarm,
         )
         if target.state is LaneState.DOWN and "target" in self._lanes.supervisor.given_up:
             raise LaneFailed("target", target.down_because, target.stderr_tail)
+        return hold
 
     def _end(self, failure: SpeclaneError) -> None:
         """Everybody who waits gets an answer, then the workers go."""
@@ -281,15 +304,21 @@ class Coordinator:
             self._started.set()
             self._ended.set()
 
-    def _admit(self) -> None:
-        """Drop what was cancelled, make room for those that go on, then let in who has room."""
-        for request in [request for request in (*self._running, *self._inbox) if request.cancelled]:
-            request.finish_reason = "cancelled"
-            self._finish(request)
+    def _admit(self) -> bool:
+        """Drop what was cancelled, make room for those that go on, then let in who has room.
+
+        Nobody leaves while he is being verified; returns whether one that is has to make room afterwards.
+        """
+        for request in [*self._running, *self._inbox]:
+            if request.cancelled and not request.verifying:
+                request.finish_reason = "cancelled"
+                self._finish(request)
         assert self._room is not None, "a lane that serves was told what it holds"
         demand = self._demand(self._room)
-        for request in admission.leaving(self._running, demand):
-            self._preempt(request)
+        leaving = admission.leaving(self._running, demand)
+        for request in leaving:
+            if not request.verifying:
+                self._preempt(request)
         while self._inbox:
             request = self._inbox[0]
             try:
@@ -302,13 +331,13 @@ class Coordinator:
                     break
                 self._running.append(request)
             self._inbox.popleft()
+        return any(request.verifying for request in leaving)
 
     def _preempt(self, request: Request) -> None:
         """It waits in front of all others, and will be told to the lanes anew as far as it has got."""
         self._running.remove(request)
-        dialogue.forget(self._lanes, request)
-        request.gen += 1
-        request.pending = False
+        dialogue.forget(self._lanes, request, for_good=False)
+        request.unsettled()
         self._inbox.appendleft(request)
         self.stats.preempted += 1
         record(INFO, "sequence_preempted", seq=request.seq, tokens=len(request.tokens))
@@ -316,55 +345,9 @@ class Coordinator:
     def _demand(self, room: KvRoom) -> Demand:
         return Demand(room, self._k, self.max_model_len)
 
-    def _round(self) -> None:
-        began = time.perf_counter_ns()
-        plan = plan_round(self._running, self._limits(), self._seated())
-        budget = draft_budget(plan, self._verify_tokens)
-        drafts, draft_ns = self._drafting.run(plan, self._target_vocabulary.size, budget)
-        verified = self._verifying.run(plan, drafts, self._target_vocabulary.size)
-        if verified is None:
-            self._give_up(plan)
-            return
-        drafted = accepted = 0
-        for request, *_ in plan:
-            if request.pending:
-                continue
-            draft, verdict = drafts.get(request.seq, []), verified.items[request.seq]
-            request.strikes = 0
-            delta = commit(request, draft, verdict, self.max_model_len)
-            request.outputs.put(delta)
-            self.stats.acceptance.record(len(draft), verdict.n_accepted)
-            drafted += len(draft)
-            accepted += verdict.n_accepted
-            if request.finish_reason is not None:
-                self._finish(request)
-        self.stats.rounds += 1
-        self._watch_acceptance(drafted, accepted)
-        total = time.perf_counter_ns() - began
-        self.stats.round_ns += total
-        self.stats.draft_ns += draft_ns
-        self.stats.verify_ns += verified.busy_ns
-        self.stats.round_times.append(RoundTime(total, draft_ns, verified.busy_ns, len(plan)))
-
-    def _watch_acceptance(self, drafted: int, accepted: int) -> None:
-        speculator = self._lanes.speculator
-        if speculator is None or speculator.spec.engine in ("ngram", "suffix"):
-            return  # what a lookup is worth hangs on the text, and starting it again changes nothing
-        stood = bool(self._collapse.alarm)
-        restart = self._collapse.note(speculator.epoch, drafted, accepted)
-        if self._collapse.alarm and not stood:
-            record(WARNING, "acceptance_collapsed", epoch=speculator.epoch, reason=self._collapse.alarm)
-        if restart and speculator.serving:
-            self._lanes.supervisor.take_down(speculator, self._collapse.alarm)
-
     def _swapped(self) -> None:
         self._speculates = self._lanes.speculator is not None
-        self._collapse = self._fresh_collapse()
-
-    def _limits(self) -> Limits:
-        speculator = self._lanes.speculator
-        ready = speculator.ready if speculator is not None and speculator.idle else None
-        return Limits(self._k, self.max_model_len, ready.max_model_len if ready is not None else 0)
+        self._rounds.collapse = self._fresh_collapse()
 
     def _seated(self) -> set[int] | None:
         """The sequences that the speculator has room for; None if there is none to ask."""
@@ -373,15 +356,10 @@ class Coordinator:
             return None
         return admission.seated(self._running, self._demand(speculator.room))
 
-    def _give_up(self, plan: Sequence[Step]) -> None:
-        """A request over which the target dies again and again fails alone."""
-        for request, *_ in plan:
-            if request.strikes >= self._strikes:
-                self._running.remove(request)
-                dialogue.forget(self._lanes, request)
-                reason = self._verifying.died_of  # the present target may be its successor already
-                failed = RequestFailed(f"the target died {request.strikes} times in a row over it: {reason}")
-                request.outputs.put(failed)
+    def _fail(self, request: Request, error: RequestFailed) -> None:
+        self._running.remove(request)
+        dialogue.forget(self._lanes, request)
+        request.outputs.put(error)
 
     def _finish(self, request: Request) -> None:
         dialogue.forget(self._lanes, request)  # first: who sees it gone may count on its room

@@ -7,15 +7,19 @@ date by the same orders as one that meets a sequence for the first time.
 from __future__ import annotations
 
 import itertools
+import time
 from typing import TYPE_CHECKING
 
 from ipc.messages import Close, Open, OpenedSequence
+from ipc.q_rows import LOOKED_UP
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from executor.lane import Lane
     from executor.lanes import Lanes
     from executor.request import Request
-    from ipc.messages import HiddenRows
+    from ipc.messages import HiddenRows, QRow
 
 order_numbers = itertools.count(1)
 """Never used twice, whatever executor and lane."""
@@ -37,15 +41,53 @@ def news(lane: Lane, request: Request, length: int | None = None) -> list[int]:
     return request.tokens[known:length]
 
 
-def rows(lane: Lane, request: Request, room: int) -> list[HiddenRows]:
-    """The hidden rows that are news to a lane that reads them, if they fit into `room` bytes; else later."""
-    if lane.spec.head is None:
+def rows(lanes: Lanes, lane: Lane, request: Request, room: int) -> list[HiddenRows]:
+    """The hidden rows that are news to a lane that reads them, if they fit into `room` bytes; else later.
+
+    What lies in memory that it does not reach is left out, and costs drafts.
+    """
+    if lane.head is None:
         return []
     parts = request.rows.since(lane.told_rows.get(request.seq, 0))
     if sum(len(part.data) for part in parts) > room:
         return []
     lane.told_rows[request.seq] = request.rows.end
+    transport, now = lanes.transport, time.monotonic()
+    parts = [part for part in parts if part.at is None or transport.reaches(lane, part.at.arena)]
+    for part in parts:
+        if part.at is not None:
+            transport.leases.lend(part.at.ref, lane.epoch, now)
     return parts
+
+
+def q_rows(lanes: Lanes, lane: Lane, rows: list[QRow]) -> list[QRow]:
+    """Rows that draft tokens were drawn from, as they are handed to the target. Those in memory that it does
+    not reach are left out: their tokens count as looked up."""
+    transport, now = lanes.transport, time.monotonic()
+    handed = []
+    for row in rows:
+        if row.at is not None and not transport.reaches(lane, row.at.arena):
+            transport.leases.refuse(row.at.ref)
+            handed.append(LOOKED_UP)
+            continue
+        if row.at is not None:
+            transport.leases.lend(row.at.ref, lane.epoch, now)
+        handed.append(row)
+    return handed
+
+
+def refuse(lanes: Lanes, rows: Sequence[QRow]) -> None:
+    """Rows of q that nobody will read."""
+    for row in rows:
+        if row.at is not None:
+            lanes.transport.leases.refuse(row.at.ref)
+
+
+def drop_placed_draft(lanes: Lanes, request: Request) -> None:
+    """A draft whose rows of q lie in an arena does not outlive the target that was to read them."""
+    if request.draft is not None and any(row.at is not None for row in request.draft.q):
+        refuse(lanes, request.draft.q)
+        request.draft = None
 
 
 def backlog(lane: Lane, request: Request) -> int:
@@ -53,10 +95,13 @@ def backlog(lane: Lane, request: Request) -> int:
     return len(request.tokens) - lane.told.get(request.seq, 0)
 
 
-def forget(lanes: Lanes, request: Request) -> None:
-    """Both lanes drop the sequence."""
+def forget(lanes: Lanes, request: Request, *, for_good: bool = True) -> None:
+    """Both lanes drop the sequence. Unless that is for good, its rows are kept until it is opened again."""
     for lane in lanes.all:
         drop(lanes, lane, request)
+    drop_placed_draft(lanes, request)
+    if for_good:
+        request.rows.clear(lanes.transport.leases)
 
 
 def drop(lanes: Lanes, lane: Lane, request: Request) -> None:

@@ -6,6 +6,7 @@ torch, each with a deadline.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import resource
@@ -21,6 +22,8 @@ import psutil
 from executor.config import available_cores
 from executor.rundir import bases
 from executor.sizes import size
+from ipc.arena import Arena, Importer
+from ipc.errors import ArenaError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,6 +79,9 @@ class Machine:
     gpus: tuple[Gpu, ...] | None = None
     mps: str | None = None
     wsl: bool = False
+    memfd: str = ""
+    """Why lanes cannot share memory of the host; empty if that was tried and works."""
+    cuda_bindings: bool = True
     visible_devices: str | None = None
 
 
@@ -107,6 +113,13 @@ def _host(machine: Machine) -> Iterator[Finding]:
         *("open files", machine.descriptors, 1024, f"limit {machine.descriptors}"),
         "raise it with `ulimit -n 4096`, or LimitNOFILE=4096 in a systemd unit",
     )
+    if machine.memfd:
+        yield Finding(
+            *("shared memory", "warning", machine.memfd),
+            "hidden rows go within messages instead; use Linux 5.1 or newer, and look at memory limits",
+        )
+    else:
+        yield Finding("shared memory", "ok", "memfd: sealed, written and read back")
     if machine.pidfd:
         yield Finding("pidfd", "ok", "deaths of lanes are seen at once")
     else:
@@ -129,6 +142,8 @@ def _runtime(machine: Machine) -> Finding:
 
 def _torch(machine: Machine) -> Iterator[Finding]:
     found = machine.torch
+    if not found:
+        return
     if "error" in found:
         yield Finding("torch", "error", found["error"], "run `pip install torch==2.13.0`")
         return
@@ -184,7 +199,12 @@ def _ipc(machine: Machine) -> Finding:
         return Finding(
             "cuda ipc", "warning", "MIG slices have none", "they isolate; rows go through host memory"
         )
-    return Finding("cuda ipc", "ok", "possible between lanes of this machine")
+    if not machine.cuda_bindings:
+        return Finding(
+            *("cuda ipc", "warning", "no cuda.bindings: hidden rows go through host memory"),
+            "run `pip install 'speclane[cuda]'`",
+        )
+    return Finding("cuda ipc", "ok", "possible; each start proves it both ways")
 
 
 def _enough(subject: str, has: int, wants: int, found: str, advice: str) -> Finding:
@@ -194,8 +214,8 @@ def _enough(subject: str, has: int, wants: int, found: str, advice: str) -> Find
 # ---------------------------------------------------------------- looks
 
 
-def gather(cache: Path) -> Machine:
-    """`cache`: where checkpoints are kept."""
+def gather(cache: Path, *, ask_torch: bool = True) -> Machine:
+    """`cache`: where checkpoints are kept. `ask_torch`: whether to import it, which takes seconds."""
     runtime = next(iter(bases()), Path("/tmp"))
     return Machine(
         cores=available_cores(),
@@ -208,10 +228,12 @@ def gather(cache: Path) -> Machine:
         runtime_writable=os.access(runtime, os.W_OK | os.X_OK),
         cache=str(cache),
         cache_free=_free(cache),
-        torch=_ask_torch(),
+        torch=_ask_torch() if ask_torch else {},
         gpus=_ask_driver(),
         mps=_mps(),
         wsl="microsoft" in _read(Path("/proc/version")).lower(),
+        memfd=_try_memfd(),
+        cuda_bindings=_has("cuda.bindings"),
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )
 
@@ -242,6 +264,26 @@ def _has_pidfd() -> bool:
     except OSError:
         return False
     return True
+
+
+def _try_memfd() -> str:
+    """As lanes do it, but for the second process."""
+    try:
+        arena, importer = Arena("doctor/0", "doctor", 1 << 16, "memfd"), Importer()
+        importer.open(arena.export, os.dup(arena.fd))
+        importer.prove("doctor/0")
+        importer.close_all()
+        arena.close()
+    except (ArenaError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def _has(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def _ask_torch() -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""The draft step of a round: what the speculator is asked, and which of its answers are used.
+"""The drafts: what the speculator is asked, and which of its answers are used.
 
-A sequence without a usable draft takes a plain step. That is all that a speculator can do to a round, whether
-it is late, dead, starting again, catching up or wrong.
+It has one order at a time: to draft for sequences that have no draft, or, for those that are being verified,
+to prepare drafts for verdicts that may come. A sequence without a usable draft takes a plain step. That is
+all that a speculator can do to a round, whether it is late, dead, starting again, catching up or wrong.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from executor import dialogue
 from executor.events import record
 from executor.hidden_rows import ORDER_BYTES
 from executor.pace import DraftPace, work
+from executor.request import Guesses, Verdict
+from ipc import q_rows
 from ipc.link import LinkState
-from ipc.messages import Draft, Drafted, DraftItem, LaneSpec
+from ipc.messages import Cancel, Draft, Drafted, DraftItem, LaneSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from executor.plan import Step
     from executor.request import Request
     from executor.stats import Stats
-    from ipc.messages import DraftedItem
+    from ipc.messages import DraftedItem, Prepared
 
 CATCH_UP_TOKENS = 512
 """A speculator that knows less is first told this many at a time, while the target goes on without it."""
@@ -35,80 +38,179 @@ DRAFT_STRIKES = 3
 """A sequence during which the speculator died so often in a row is continued without drafts."""
 
 
-class Owing(NamedTuple):
-    """An order that is not waited for any more: to whom, about what, and how much work it is to draft."""
+class Asked(NamedTuple):
+    """What was asked about a sequence, of this generation and length: see DraftItem."""
 
-    speculator: Lane
-    requests: list[Request]
-    work: float
+    request: Request
+    gen: int
+    base_len: int
+    k: int
+    ahead: list[int]
+    hypotheses: int
+
+    @property
+    def current(self) -> bool:
+        """Whether the sequence is where it was."""
+        return (self.request.gen, len(self.request.tokens)) == (self.gen, self.base_len)
+
+
+class Order:
+    """In flight to a speculator. `waited_until`: so long it is worth to wait for the answer, monotonic; None
+    as long as nobody needs it."""
+
+    def __init__(self, speculator: Lane, number: int, asked: list[Asked], amount: float) -> None:
+        """`amount`: how much work it is to draft; 0 if that is not known."""
+        self.speculator = speculator
+        self.number = number
+        self.asked = {each.request.seq: each for each in asked}
+        self.amount = amount
+        self.waited_until: float | None = None
 
 
 class Drafting:
     def __init__(self, lanes: Lanes, timeouts: Timeouts, stats: Stats) -> None:
         self._lanes = lanes
         self._stats = stats
-        self._owing: Owing | None = None
+        self._order: Order | None = None
+        self.waited_ns = 0
+        """What the speculator computed for answers that somebody may have waited for, so far."""
         # By what runs, not by incarnation: a lane that starts again is as fast as it was.
         self._paces = defaultdict[LaneSpec, DraftPace](
             lambda: DraftPace(least=timeouts.draft_least, most=timeouts.draft)
         )
 
-    def run(
-        self, plan: Sequence[Step], vocabulary_size: int, budget: int | None = None
-    ) -> tuple[dict[int, list[int]], int]:
-        """Usable drafts by sequence, and the nanoseconds that the speculator computed for them.
-
-        `budget`: guesses that there is room for; what the speculator finds worth less is left out.
-        """
-        self._look_after_owing()
+    @property
+    def free(self) -> bool:
+        """Whether the speculator takes an order now."""
         speculator = self._lanes.speculator
-        if speculator is None or not speculator.idle:
-            return {}, 0
-        for request in [step.request for step in plan if not step.drafted]:
-            dialogue.drop(self._lanes, speculator, request)
-        steps = self._without_foreign(speculator, [step for step in plan if step.k > 0])
-        asked = {step.request.seq: step for step in _suspects_alone(steps)}
-        if not asked:
-            return {}, 0
-        if self._catch_up(speculator, [step.request for step in asked.values()]):
-            return {}, 0
-        amount = work(
-            k=max(step.k for step in asked.values()),
-            news=sum(dialogue.backlog(speculator, step.request) for step in asked.values()),
-        )
-        items = []
-        room = ORDER_BYTES
-        for request, k, _ in asked.values():
-            if request.seq not in speculator.told:
-                dialogue.open_at(self._lanes, speculator, request, len(request.tokens))
-            since = dialogue.news(speculator, request)
-            rows = dialogue.rows(speculator, request, room)
-            room -= sum(len(part.data) for part in rows)
-            items.append(DraftItem(request.seq, request.gen, len(request.tokens), since, k, rows))
-        self._lanes.ask(speculator, Draft(speculator.epoch, next(dialogue.order_numbers), items, budget))
-        pace = self._paces[speculator.spec]
-        reply = self._lanes.reply(speculator, time.monotonic() + pace.patience(amount))
-        if isinstance(reply, Drafted):
-            pace.note(amount, speculator.answered_at - speculator.asked_at)
-            return self._usable(asked, reply.items, vocabulary_size), reply.busy_ns
-        self._stats.missed += len(asked)
-        self._owing = Owing(speculator, [step.request for step in asked.values()], amount)
-        return {}, 0
+        return self._order is None and speculator is not None and speculator.idle
 
-    def _look_after_owing(self) -> None:
-        """A strike for the sequences over which the speculator died, perhaps when nobody waited any more; and
-        how long it took if it did not."""
-        if self._owing is None:
+    @property
+    def wanted(self) -> bool:
+        """Whether the answer to what the speculator is at may still be of use."""
+        order = self._order
+        if order is None or not order.speculator.serving:
+            return False
+        return order.waited_until is None or order.waited_until > time.monotonic()
+
+    @property
+    def waited_until(self) -> float:
+        """How long to wait for what the speculator is at, monotonic; 0 if there is nothing to wait for."""
+        order = self._order
+        if order is None or not order.speculator.serving:
+            return 0.0
+        return order.waited_until or 0.0
+
+    def drop_others(self, plan: Sequence[Step]) -> None:
+        """Of sequences that it need not hold the speculator forgets what it was told."""
+        speculator = self._lanes.speculator
+        if speculator is not None and speculator.serving:
+            for step in plan:
+                if not step.drafted:
+                    dialogue.drop(self._lanes, speculator, step.request)
+
+    def ask(self, plan: Sequence[Step], hypotheses: int, budget: int | None) -> None:
+        """Have drafts made for sequences that wait for theirs. The speculator is free.
+
+        `hypotheses`: so many verdicts on each draft it will be asked to guess. `budget`: guesses that there
+        is room for; what the speculator finds worth less is left out.
+        """
+        speculator = self._lanes.speculator
+        assert speculator is not None, "there is one that is free"
+        steps = _suspects_alone(self._without_foreign(speculator, [step for step in plan if step.k > 0]))
+        if not steps or self._catch_up(speculator, [step.request for step in steps]):
             return
-        speculator, requests, amount = self._owing
+        amount = work(
+            k=max(step.k for step in steps),
+            news=sum(dialogue.backlog(speculator, step.request) for step in steps),
+        )
+        asked = [Asked(its, its.gen, len(its.tokens), k, [], hypotheses) for its, k, *_ in steps]
+        for step in steps:
+            step.request.asked_len = len(step.request.tokens)
+        order = self._send(speculator, asked, amount, budget)
+        order.waited_until = time.monotonic() + self._paces[speculator.spec].patience(amount)
+
+    def prepare(self, plan: Sequence[Step], hypotheses: int) -> None:
+        """Have drafts made for verdicts that may come on the drafts of these sequences, which the target has.
+
+        A step's `k` is that of the drafts to make. The speculator is free.
+        """
+        speculator = self._lanes.speculator
+        assert speculator is not None, "there is one that is free"
+        asked = [
+            Asked(its, its.gen, len(its.tokens), k, its.draft.tokens, hypotheses)
+            for its, k, *_ in plan
+            if k > 0 and its.draft is not None and its.draft.tokens
+            if its.prepared_len != len(its.tokens) and _up_to_date(speculator, its)
+        ]
+        for each in asked:
+            each.request.prepared_len = each.base_len
+        if asked:
+            self._send(speculator, asked, amount=0)
+
+    def verdict_given(self, requests: Sequence[Request]) -> None:
+        """What is being prepared for them is needed now, as far as it has got."""
+        order = self._order
+        if order is None or order.waited_until is not None or not order.speculator.serving:
+            return
+        if any(its.seq in order.asked for its in requests):
+            self._lanes.tell(order.speculator, Cancel(order.speculator.epoch, order.number))
+            longest = max(asked.k for asked in order.asked.values())
+            patience = self._paces[order.speculator.spec].patience(work(longest, 0))
+            order.waited_until = time.monotonic() + patience
+
+    def collect(self, vocabulary_size: int) -> None:
+        """Take what the speculator has answered, or note that it never will: a strike for the sequences over
+        which it died, perhaps when nobody waited any more."""
+        order = self._order
+        if order is None:
+            return
+        speculator = order.speculator
         owes = speculator.in_flight is not None and speculator.link.state is not LinkState.STOPPING
         if owes and speculator.serving:
             return
-        self._owing = None
-        if owes:
+        self._order = None
+        for asked in order.asked.values():
+            asked.request.drafting = False
+        reply = self._lanes.take(speculator)
+        if isinstance(reply, Drafted):
+            if order.waited_until is not None:
+                self.waited_ns += reply.busy_ns
+            if order.amount:
+                pace = self._paces[speculator.spec]
+                pace.note(order.amount, speculator.answered_at - speculator.asked_at)
+            coupled = speculator.spec.acceptance == "coupled"
+            self._use(order, reply.items, vocabulary_size, coupled=coupled)
+        elif owes:
+            requests = [asked.request for asked in order.asked.values()]
             self._strike([request for request in requests if request.finish_reason is None])
-        elif amount and speculator.in_flight is None:
-            self._paces[speculator.spec].note(amount, speculator.answered_at - speculator.asked_at)
+
+    def _send(
+        self,
+        speculator: Lane,
+        asked: list[Asked],
+        amount: float,
+        budget: int | None = None,
+    ) -> Order:
+        items = []
+        room = ORDER_BYTES
+        for each in asked:
+            request = each.request
+            if request.seq not in speculator.told:
+                dialogue.open_at(self._lanes, speculator, request, len(request.tokens))
+            since = dialogue.news(speculator, request)
+            rows = dialogue.rows(self._lanes, speculator, request, room)
+            room -= sum(len(part.data) for part in rows)
+            _, gen, base_len, k, ahead, hypotheses = each
+            items.append(DraftItem(request.seq, gen, base_len, since, k, rows, ahead, hypotheses))
+            request.drafting = True
+        # Only large rows of q have a place of their own, and only if it is likely that they are read.
+        large = speculator.spec.q_arena > 0 and not any(each.ahead for each in asked)
+        arena = self._lanes.transport.arena_for(speculator, self._lanes.target) if large else ""
+        number = next(dialogue.order_numbers)
+        self._order = Order(speculator, number, asked, amount)
+        self._lanes.ask(speculator, Draft(speculator.epoch, number, items, budget, arena=arena))
+        return self._order
 
     def _without_foreign(self, speculator: Lane, steps: list[Step]) -> list[Step]:
         """A padded vocabulary of the target can bring tokens that the speculator has not got."""
@@ -132,36 +234,62 @@ class Drafting:
             items.append(
                 DraftItem(request.seq, request.gen, length, dialogue.news(speculator, request, length), k=0)
             )
-            told.append(request)
+            told.append(Asked(request, request.gen, length, 0, [], 0))
             room -= take
-        self._lanes.ask(speculator, Draft(speculator.epoch, next(dialogue.order_numbers), items))
-        speculator.abandoned = True
-        self._owing = Owing(speculator, told, work=0)
+        number = next(dialogue.order_numbers)
+        self._order = Order(speculator, number, told, amount=0)
+        self._order.waited_until = 0.0
+        self._lanes.ask(speculator, Draft(speculator.epoch, number, items))
         self._stats.catch_ups += 1
         return True
 
-    def _usable(
-        self, asked: dict[int, Step], items: Sequence[DraftedItem], vocabulary_size: int
-    ) -> dict[int, list[int]]:
+    def _use(
+        self, order: Order, items: Sequence[DraftedItem], vocabulary_size: int, *, coupled: bool
+    ) -> None:
         """Only what was asked for, of this generation and length, of tokens that the target knows."""
-        drafts = {}
-        open_asks = dict(asked)  # a second answer about the same sequence is stale
+        open_asks = dict(order.asked)  # a second answer about the same sequence is stale
         for item in items:
-            step = open_asks.pop(item.seq, None)
-            if step is None or (item.gen, item.base_len) != (step.request.gen, len(step.request.tokens)):
+            asked = open_asks.pop(item.seq, None)
+            if asked is None or (item.gen, item.base_len) != (asked.gen, asked.base_len):
                 self._lanes.counts.stale += 1
                 continue
-            step.request.draft_strikes = 0
+            request = asked.request
+            request.draft_strikes = 0
             if item.broken:
                 self._stats.broken += 1
-                self._quarantine(step.request, "what the speculator computes for it are no numbers")
-            elif _possible(item, step.k, vocabulary_size):
-                drafts[item.seq] = item.tokens[: item.worth]
-                self._stats.spared += len(item.tokens) - len(drafts[item.seq])
-            else:
+                self._quarantine(request, "what the speculator computes for it are no numbers")
+            elif reason := _fault(asked, item, coupled, vocabulary_size):
                 self._stats.invalid += 1
-                self._quarantine(step.request, f"its draft {item.tokens[:8]} cannot be")
-        return drafts
+                self._quarantine(request, reason)
+            elif asked.ahead:
+                self._prepared(asked, item.prepared)
+            elif asked.k == 0:
+                pass  # it only caught up
+            elif asked.current and not request.verifying:
+                request.draft = Guesses(item.tokens[: item.worth], item.q[: item.worth])
+                dialogue.refuse(self._lanes, item.q[len(request.draft.tokens) :])
+                self._stats.spared += len(item.tokens) - len(request.draft.tokens)
+            else:
+                dialogue.refuse(self._lanes, item.q)
+                self._lanes.counts.stale += 1
+
+    def _prepared(self, asked: Asked, prepared: Sequence[Prepared]) -> None:
+        """Keep what was prepared for the verdict, or use it if the verdict has come meanwhile."""
+        request = asked.request
+        drafts = {
+            Verdict(asked.base_len, each.n_accepted, each.next_token): Guesses(each.tokens, each.q)
+            for each in prepared
+        }
+        if asked.current:
+            request.prepared = drafts
+        elif request.gen == asked.gen and request.verdict is not None and not request.verifying:
+            request.draft = request.draft or drafts.get(request.verdict)
+            self.count(hit=request.draft is not None)
+
+    def count(self, *, hit: bool) -> None:
+        """A verdict was among those that were guessed, or not."""
+        self._stats.hits += hit
+        self._stats.misses += not hit
 
     def _strike(self, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -191,10 +319,42 @@ def _foreign(speculator: Lane, request: Request) -> bool:
     return size > 0 and max(request.tokens[speculator.told.get(request.seq, 0) :], default=0) >= size
 
 
-def _possible(item: DraftedItem, k: int, vocabulary_size: int) -> bool:
-    worth = len(item.tokens) if item.worth is None else item.worth
-    return 0 <= worth <= len(item.tokens) <= k and _known(item.tokens, vocabulary_size)
+def _up_to_date(speculator: Lane, request: Request) -> bool:
+    """Whether the speculator can be asked about a sequence without reading much, and without a risk."""
+    if request.draft_strikes or _foreign(speculator, request):
+        return False
+    return dialogue.backlog(speculator, request) <= CATCH_UP_TOKENS
 
 
-def _known(tokens: Sequence[int], vocabulary_size: int) -> bool:
-    return not tokens or (min(tokens) >= 0 and max(tokens) < vocabulary_size)
+def _fault(asked: Asked, item: DraftedItem, coupled: bool, vocabulary_size: int) -> str:
+    """Why an answer cannot be; empty if it can."""
+    if not asked.ahead:
+        worth = len(item.tokens) if item.worth is None else item.worth
+        if item.prepared or not 0 <= worth <= len(item.tokens):
+            return f"its draft {item.tokens[:8]} cannot be"
+        return _draft_fault(item, asked.k, coupled, vocabulary_size)
+    verdicts = [(each.n_accepted, each.next_token) for each in item.prepared]
+    if item.tokens or len(verdicts) > asked.hypotheses or len(set(verdicts)) < len(verdicts):
+        return f"{len(verdicts)} verdicts where {asked.hypotheses} were to be guessed cannot be"
+    for n_accepted, next_token in verdicts:
+        if not (0 <= n_accepted <= len(asked.ahead) and 0 <= next_token < vocabulary_size):
+            return f"a verdict ({n_accepted}, {next_token}) cannot be"
+    faults = (_draft_fault(each, asked.k, coupled, vocabulary_size) for each in item.prepared)
+    return next(filter(None, faults), "")
+
+
+def _draft_fault(draft: DraftedItem | Prepared, k: int, coupled: bool, vocabulary_size: int) -> str:
+    """A wrong q row that looks right would show in how often tokens come, so what can be checked is."""
+    tokens, q = draft.tokens, draft.q
+    if len(tokens) > k or (tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary_size):
+        return f"its draft {tokens[:8]} cannot be"
+    if not q:
+        return ""
+    if coupled or len(q) != len(tokens):
+        return (
+            "what its draft was drawn from cannot be: "
+            f"{len(q)} q rows where {0 if coupled else len(tokens)} are due"
+        )
+    faults = (q_rows.fault(row, token, vocabulary_size) for row, token in zip(q, tokens, strict=True))
+    reason = next(filter(None, faults), "")
+    return f"what its draft was drawn from cannot be: {reason}" if reason else ""

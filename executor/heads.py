@@ -5,19 +5,37 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from executor import shipped
+from executor import checkpoint, shipped
 from executor.errors import InvalidConfig
 from executor.safetensors_file import metadata
-from ipc.messages import HeadSpec
+from ipc.messages import LAST_NORM, HeadSpec
 
 if TYPE_CHECKING:
     from ipc.messages import LaneSpec, Vocabulary
 
 SUFFIX = ".safetensors"
 """A speculator that is named like this is a head of the user's own."""
+MAX_WINDOW = 4096
+"""Of latest positions whose rows are kept for a head."""
 _ROW_PARTS = 3
 _BYTES = 2
 _TRAIN = "train one with deploy/train and pass its file, or try suffix"
+
+
+def misfit(head: HeadSpec, target: LaneSpec) -> str:
+    """What keeps a head that a server offers from this target; empty if nothing does.
+
+    Nobody but this executor's own target may be asked for what it has not got.
+    """
+    if target.engine != "native":
+        return f"reads hidden rows, which engine {target.engine} does not show"
+    layers, hidden = checkpoint.shape(Path(target.model))
+    row_bytes = _BYTES * len(head.taps) * hidden
+    if head.row_bytes != row_bytes or not head.taps:
+        return f"reads rows of {head.row_bytes} bytes, and this target's are {row_bytes}"
+    if not all(LAST_NORM <= tap <= layers for tap in head.taps) or not 1 <= head.window <= MAX_WINDOW:
+        return f"reads rows after layers {head.taps} in windows of {head.window}"
+    return ""
 
 
 def head_spec(speculator: str, target: LaneSpec, vocabulary: Vocabulary, field: str) -> HeadSpec:
@@ -36,7 +54,7 @@ def head_spec(speculator: str, target: LaneSpec, vocabulary: Vocabulary, field: 
         )
     try:
         header = metadata(Path(file))
-        taps = tuple(int(tap) for tap in header["taps"].split(","))
+        taps = (*(int(tap) for tap in header["taps"].split(",")), LAST_NORM)
         window, hidden = int(header["window"]), int(header["hidden_size"])
         made_for = header["vocabulary"]
     except (OSError, ValueError, KeyError) as error:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from executor.lane import Lane
     from executor.placement import Placement
     from ipc.channel import Hub
+    from ipc.lifeline import Lifeline
     from ipc.messages import LaneName
 
 
@@ -32,6 +33,8 @@ _LEAVE_SECONDS = 2.0
 
 
 class InlineWorker:
+    lifeline: Lifeline | None = None
+
     def __init__(self, lane: LaneName, epoch: str, hub: Hub) -> None:
         """Starts it."""
         # By name, like the process that is otherwise started: the executor depends on no worker's code.

@@ -15,7 +15,17 @@ from ipc.table import Table
 if TYPE_CHECKING:
     from executor.admission import KvRoom
     from executor.worker import Worker
-    from ipc.messages import Drafted, LaneName, LaneSpec, MemoryProfile, Ready, Verified
+    from ipc.messages import (
+        Drafted,
+        HeadSpec,
+        LaneEngine,
+        LaneName,
+        LaneSpec,
+        MemoryProfile,
+        Offer,
+        Ready,
+        Verified,
+    )
 
 
 class LaneState(StrEnum):
@@ -72,14 +82,14 @@ class Lane:
         self.phase = "start"
         self.device_id = ""
         """The device that it runs on, once it has loaded."""
+        self.serves: Offer | None = None
+        """What drafts, where only a server knows that."""
         self.profile: MemoryProfile | None = None
         self.room: KvRoom | None = None
         """What it holds, once that is planned."""
         self.ready: Ready | None = None
         self.reply: Drafted | Verified | None = None
         self.in_flight: int | None = None
-        self.abandoned = False
-        """Nobody waits for the order in flight any more: its reply, when it comes, is stale."""
         self.down_because = ""
         self.stderr_tail = ""
         self.refused = False
@@ -99,6 +109,16 @@ class Lane:
         self.asked_at = 0.0
         self.answered_at = 0.0
         self.heard_at = 0.0
+
+    @property
+    def engine(self) -> LaneEngine:
+        """What it runs, wherever."""
+        return self.spec.engine if self.serves is None else self.serves.engine
+
+    @property
+    def head(self) -> HeadSpec | None:
+        """The drafting head that it runs, if it does."""
+        return self.spec.head if self.serves is None else self.serves.head
 
     @property
     def serving(self) -> bool:

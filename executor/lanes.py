@@ -1,6 +1,6 @@
 """The lanes' shell: carries orders and facts between the coordinator and whom the supervisor keeps running.
 
-Knows nothing of requests or tokens. Every wait has a deadline; what did not come is a value, NoReply.
+Knows nothing of requests or tokens. Every wait has a deadline.
 Everything here runs in the coordinator's thread, except `wake` and `halt`.
 """
 
@@ -12,16 +12,21 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from executor import descriptors, inline, process
+from msgspec import structs
+
+from executor import descriptors, inline, process, vetting
 from executor.admission import KvRoom
 from executor.allocation import Allocation
 from executor.errors import InvalidConfig, LaneFailed
 from executor.lane import Lane, LaneState
+from executor.lane_times import LaneTimes
 from executor.placement import ANYWHERE
+from executor.remote import Attachments
 from executor.rundir import RunDir
 from executor.supervisor import Supervisor
+from executor.transport import Transport, TransportPolicy
 from ipc.channel import Arrived, Garbled, Hub, Readable
 from ipc.errors import PeerGone, ProtocolError, WireError
 from ipc.link import LinkState
@@ -31,8 +36,10 @@ from ipc.messages import (
     Configure,
     Draft,
     Drafted,
+    Exported,
     Failed,
     Greeted,
+    Imported,
     Loaded,
     PhaseReached,
     Profile,
@@ -51,8 +58,8 @@ if TYPE_CHECKING:
     from executor.config import Hosting, Recovery, Timeouts
     from executor.errors import SpeclaneError
     from executor.placement import Placement
-    from ipc.channel import Event
-    from ipc.messages import Fact, LaneName, LaneSpec, Order
+    from ipc.channel import Event, Watched
+    from ipc.messages import Fact, HiddenRows, LaneName, LaneSpec, Order, QRow
 
 log = logging.getLogger("speclane")
 
@@ -62,12 +69,6 @@ _DESCRIPTORS = 64
 
 
 HOSTS = {"process": process, "inline": inline}
-
-
-class NoReply(NamedTuple):
-    """Why an order got no answer: `timeout`, `down` or `halted`."""
-
-    reason: str
 
 
 @dataclass(slots=True)
@@ -88,9 +89,13 @@ class Lanes:
         memory: MemoryLimits,
         hosting: Hosting,
         placements: Mapping[LaneName, Placement] = ANYWHERE,
+        transport: TransportPolicy | None = None,
+        keys: Path | None = None,
     ) -> None:
-        """Raises InvalidConfig if there is no place for the socket, SpeclaneError for want of descriptors."""
+        """Raises InvalidConfig if there is no place for the socket or there are no such keys, SpeclaneError
+        for want of descriptors."""
         descriptors.require(_DESCRIPTORS)
+        attachments = Attachments(keys, partial(HOSTS[hosting].start, placements=placements))
         with ExitStack() as undo:
             self._rundir = RunDir()
             undo.callback(self._rundir.remove)
@@ -99,15 +104,16 @@ class Lanes:
             self._alarm, self._call = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             self._hub.watch(self._alarm)
             undo.pop_all()
-        self.supervisor = Supervisor(
-            self._hub, specs, timeouts, recovery, partial(HOSTS[hosting].start, placements=placements)
-        )
+        self.supervisor = Supervisor(self._hub, specs, timeouts, recovery, attachments.start)
         self.supervisor.on_change = self._changed
         self._allocation = Allocation(memory, recovery.standby)
+        self.transport = Transport(transport or TransportPolicy(), self._post, timeouts.draft)
         self.counts = WireCounts()
+        self.times = LaneTimes()
         self._woken = False
         self._halted = False
         self._allots = True
+        self._others: dict[Watched, Callable[[], None]] = {}
 
     @property
     def target(self) -> Lane:
@@ -140,7 +146,7 @@ class Lanes:
         Raises InvalidConfig if a worker says that it cannot become what it was told to, else LaneFailed.
         """
         self.supervisor.start_all()
-        self._until(lambda: all(lane.serving for lane in self.all), deadline)
+        self._until(lambda: all(lane.serving for lane in self.all) and self._transport_settled, deadline)
         if not self._halted:
             self.supervisor.restarting = True
             self.supervisor.start_standby()
@@ -155,13 +161,19 @@ class Lanes:
 
     def _until(self, done: Callable[[], bool], deadline: float) -> None:
         while not (done() or self._halted):
+            if self.transport.refusal is not None:
+                raise self.transport.refusal
             for lane in self.all:
                 if lane.state in (LaneState.DOWN, LaneState.CONDEMNED):
                     raise _refusal(lane)
             if time.monotonic() >= deadline:
                 late = min((lane for lane in self.all if not lane.serving), key=_waits_for_others)
                 raise LaneFailed(late.name, f"not ready in time, in phase {late.phase}")
-            self._turn(deadline)
+            self.turn(deadline)
+
+    @property
+    def _transport_settled(self) -> bool:
+        return self.transport.settled(lane.spec for lane in self.all)
 
     def stop(self) -> None:
         """End all workers, give them time to do it themselves. Frees everything.
@@ -169,6 +181,7 @@ class Lanes:
         Nothing may be called after it, `wake` and `halt` included.
         """
         self.supervisor.stop(self._tell_stop)
+        self.transport.close()
         self._hub.close()
         os.close(self._alarm)
         os.close(self._call)
@@ -198,34 +211,34 @@ class Lanes:
         self._post(lane, order)
 
     def ask(self, lane: Lane, order: Draft | Verify) -> None:
-        """Send an order whose answer `reply` waits for."""
-        lane.in_flight, lane.reply, lane.abandoned = order.order, None, False
+        """Send an order whose answer `take` will have, once `wait` returns for it."""
+        lane.in_flight, lane.reply = order.order, None
         lane.asked_at = time.monotonic()
         lane.orders += 1
-        self._post(lane, order)
+        released = self.transport.leases.take_released(lane.epoch)
+        self._post(lane, structs.replace(order, released=released) if released else order)
 
-    def reply(self, lane: Lane, deadline: float) -> Drafted | Verified | NoReply:
-        """The answer to what was asked last, or why there is none."""
-        while lane.reply is None:
-            if not lane.serving:
-                return NoReply("down")
-            if self._halted:
-                return NoReply("halted")
-            if not self._turn(deadline):
-                lane.abandoned = True
-                return NoReply("timeout")
+    def take(self, lane: Lane) -> Drafted | Verified | None:
+        """The answer to what was asked last, if it is there."""
         fact, lane.reply = lane.reply, None
         return fact
 
     def wait(self, deadline: float) -> None:
-        """Handle what comes until somebody wakes us, a lane's state changes, or the deadline passes."""
-        while not (self._woken or self._halted) and self._turn(deadline):
+        """Handle what comes until a lane answers, its state changes, somebody wakes us, or the deadline
+        passes.
+        """
+        while not (self._woken or self._halted) and self.turn(deadline):
             pass
         self._woken = False
 
+    def attend(self, source: Watched, handle: Callable[[], None]) -> None:
+        """From now on call `handle` when this is readable, between the events of lanes."""
+        self._others[source] = handle
+        self._hub.watch(source)
+
     # ------------------------------------------------------------ events
 
-    def _turn(self, deadline: float) -> bool:
+    def turn(self, deadline: float) -> bool:
         """Handle one event, or do what is due; False if nothing came before the deadline."""
         event = self._hub.receive(min(deadline, self.supervisor.next_tick))
         if event is not None:
@@ -233,10 +246,12 @@ class Lanes:
         now = time.monotonic()
         if now >= self.supervisor.next_tick:
             self.supervisor.tick(now)
+            self.transport.look(now)
         return event is not None or now < deadline
 
     def _changed(self) -> None:
         self._allocation.keep(self.supervisor.specs)
+        self.transport.reconcile(self.supervisor.alive)
         self._woken = True
 
     def _handle(self, event: Event) -> None:
@@ -244,7 +259,9 @@ class Lanes:
             case Readable(fd) if fd == self._alarm:
                 os.read(fd, 4096)
                 self._woken = True
-            case Readable(fd):
+            case Readable(source) if source in self._others:
+                self._others[source]()
+            case Readable(int(fd)):
                 if (lane := self.supervisor.by_pidfd(fd)) is not None:
                     self._ended(lane)
             case Garbled(identity, reason):
@@ -277,8 +294,11 @@ class Lanes:
                     *(fact.phase, fact.seconds, megabytes, outcome),
                 )
             case Loaded():
-                lane.device_id = fact.device_id
-                self._allot()
+                self._loaded(lane, fact)
+            case Exported():
+                self.transport.exported(lane, fact)
+            case Imported():
+                self.transport.imported(lane, fact)
             case Profiled():
                 lane.profile = fact.profile
                 self._allot()
@@ -293,12 +313,24 @@ class Lanes:
 
     def _greet(self, lane: Lane, fact: Greeted) -> None:
         if fact.wire_version != WIRE_VERSION:
-            reason = f"speaks wire version {fact.wire_version}, this is {WIRE_VERSION}"
-            self.supervisor.take_down(lane, reason)
+            self._refuse(lane, vetting.other_version(lane, fact.wire_version))
         elif fact.lane != lane.name:
             self.supervisor.take_down(lane, f"greets as {fact.lane}")
         else:
             self._post(lane, Configure(lane.epoch, lane.spec))
+
+    def _loaded(self, lane: Lane, fact: Loaded) -> None:
+        lane.device_id, lane.serves = fact.device_id, fact.serves
+        if reason := vetting.misfit(lane, self.supervisor.current.get("target")):
+            self._refuse(lane, reason)
+            return
+        self.transport.loaded(lane, fact)  # first, so that what it exports is there when it profiles
+        self._allot()
+
+    def _refuse(self, lane: Lane, reason: str) -> None:
+        """What it says of itself is of no use. The user named a server; a worker is of our own making."""
+        lane.refused = lane.spec.engine == "remote"
+        self.supervisor.take_down(lane, reason)
 
     def _allot(self) -> None:
         """Whose turn it is to profile, and who hears how much it may hold."""
@@ -317,11 +349,16 @@ class Lanes:
             lane.refused = True
             self.supervisor.take_down(lane, str(error))
             return
-        if share is not None:
-            lane.room = KvRoom(share.kv_tokens, share.profile.kv_block)
-            self._post(lane, Allocate(lane.epoch, share.kv_tokens))
+        if share is not None and lane.profile is not None:
+            # Another server than the one that was planned with may have less.
+            tokens = min(share.kv_tokens, lane.profile.max_kv_tokens)
+            lane.room = KvRoom(tokens, lane.profile.kv_block)
+            self._post(lane, Allocate(lane.epoch, tokens))
 
     def _ready(self, lane: Lane, fact: Ready) -> None:
+        if reason := vetting.foreign(lane, fact, self.supervisor.current.get("target")):
+            self._refuse(lane, reason)
+            return
         lane.ready, lane.phase, lane.ready_at = fact, "serve", time.monotonic()
         for note in fact.notes:
             log.info("%s: %s", lane.name, note)
@@ -331,15 +368,31 @@ class Lanes:
     def _answered(self, lane: Lane, fact: Drafted | Verified) -> None:
         lane.busy_ns += fact.busy_ns
         lane.reused = fact.reused
+        self._note_slots(lane, fact)
         lane.answered_at = time.monotonic()
         if lane.state is LaneState.CONDEMNED:  # shaken out of its sleep by the signals that end it
             self.counts.stale += 1
             return
-        if fact.order != lane.in_flight or lane.abandoned:
+        if fact.order != lane.in_flight:
             self.counts.stale += 1
+            self.times.late(lane.name, fact.busy_ns)
         else:
             lane.reply = fact
+            self.times.answered(lane.name, lane.answered_at - lane.asked_at, fact.busy_ns)
         lane.in_flight = None
+        self._woken = True
+
+    def _note_slots(self, lane: Lane, fact: Drafted | Verified) -> None:
+        """Whether the reply is of use or not, what it says of shared memory is so."""
+        leases = self.transport.leases
+        leases.acked(fact.acks, lane.epoch)
+        parts: list[Sequence[HiddenRows] | Sequence[QRow]]
+        if isinstance(fact, Verified):
+            parts = [*(item.rows for item in fact.items), *(item.rows for item in fact.pending)]
+        else:
+            parts = [item.q for item in fact.items]
+        refs = [part.at.ref for rows in parts for part in rows if part.at is not None]
+        leases.published(refs, time.monotonic())
 
     def _tell_stop(self, lane: Lane) -> None:
         self._post(lane, Stop(lane.epoch))

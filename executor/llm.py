@@ -74,7 +74,7 @@ class LLM:
                 return  # whoever made it waits for it; what is submitted until then waits in its inbox
             self._coordinator = Coordinator(
                 self._prepared.specs,
-                config.num_speculative_tokens,
+                config.setting,
                 config.timeouts,
                 config.recovery,
                 self._prepared.max_model_len,
@@ -82,6 +82,8 @@ class LLM:
                 config.lanes,
                 config.max_verify_tokens,
                 config.placements,
+                config.transport_policy,
+                config.keys,
             )
             self._control = self._listen(self._coordinator.directory)
         atexit.register(self.close)
@@ -308,6 +310,7 @@ class LLM:
             stop_token_ids=tuple(sorted(stops)),
             logprobs=params.logprobs,
             constraints=self._constraints(params, stops),
+            prompt_logprobs=params.prompt_logprobs,
         )
         return Request(
             seq=next(self._numbers),

@@ -6,29 +6,34 @@ cannot work together, so that nothing is loaded in vain.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import msgspec
 
-from executor import checkpoint, heads, models, shipped, toy_text
+from executor import address, checkpoint, eagle3, heads, models, shipped, toy_text
+from executor.config import check_servers
 from executor.detokenizer import Detokenizer, token_bytes
 from executor.errors import InvalidConfig, InvalidRequest
+from executor.models import DEFAULT_TARGET
 from executor.tokenizer import Tokenizer
-from ipc import vocabulary
+from ipc import q_rows, vocabulary
 from ipc.messages import LaneSpec, Vocabulary
 from ipc.toy import ToyParameters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from executor.config import Config
     from executor.text import Detokenizes
-    from ipc.messages import LaneEngine, LaneName
+    from ipc.messages import HeadSpec, LaneEngine, LaneName
 _NO_MODEL = ("suffix", "cascade", "eagle", "ngram", "off")
 """Speculators that have no checkpoint."""
+LOOKUP_CONTEXT = 8192
+"""Longest sequence in tokens of a server that looks tokens up, unless it is told."""
 
 
 class ModelText(Protocol):
@@ -88,6 +93,13 @@ class CheckpointText:
         chat = self.tokenizer.render_chat(messages, tools=tools)
         if tools and chat == self.tokenizer.render_chat(messages):
             raise InvalidRequest("tools", "the model's chat template has no place for tools; leave them out")
+        for i, key in _said_beside_content(messages):
+            without = None
+            with suppress(InvalidRequest):  # perhaps the template cannot do without
+                others = [*messages[:i], {**messages[i], key: None}, *messages[i + 1 :]]
+                without = self.tokenizer.render_chat(others, tools=tools)
+            if chat == without:
+                _no_place(i, key)
         return self.tokenizer.encode(chat, add_special=False)
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -132,7 +144,26 @@ def _contents(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str
     """A chat without a template. Raises InvalidRequest."""
     if tools:
         raise InvalidRequest("tools", "tools are for models with a chat template; leave them out")
+    for i, key in _said_beside_content(messages):
+        _no_place(i, key)
     return "\n".join(message.get("content") or "" for message in messages)
+
+
+def _said_beside_content(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str]]:
+    """Message and key of what a model must be told, too, or the chat is another one."""
+    for i, message in enumerate(messages):
+        for key in ("name", "tool_calls", "function_call", "refusal"):
+            # Which tool or function answers is said by the order of messages.
+            if message.get(key) is not None and (key, message.get("role")) not in _SAID_BY_ORDER:
+                yield i, key
+
+
+_SAID_BY_ORDER = (("name", "tool"), ("name", "function"))
+
+
+def _no_place(i: int, key: str) -> NoReturn:
+    field = f"messages[{i}].{key}"
+    raise InvalidRequest(field, f"{field}: the model's chat template has no place for it; leave it out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +196,8 @@ def speculator_spec(
     """
     if not config.speculates:
         return None
+    if address.is_address(config.speculator):
+        return _remote(config, target, field)
     if config.speculator == "ngram":
         return _spec(config, "speculator", "ngram", "", target.max_model_len)
     if config.speculator == "suffix":
@@ -174,13 +207,55 @@ def speculator_spec(
         return _head(config, target, field)
     if config.engine == "toy":
         return _toy_speculator(config, target, field)
-    draft = _checkpoint(config, config.speculator, field, progress, also=_NO_MODEL)
+    draft = _found(config, config.speculator, field, progress, also=_NO_MODEL)
+    if eagle3.is_head(draft, field):
+        settings = checkpoint.read_object(Path(target.model) / "config.json", field)
+        return _with_head(config, target, eagle3.head_spec(draft, target, settings, field), "cascade")
+    if config.engine == "native":
+        checkpoint.check_native(draft, field)
     try:
         vocabulary.check_same(Path(target.model), draft)
     except (vocabulary.VocabularyMismatch, ValueError, OSError) as error:
         raise InvalidConfig(field, str(error)) from error
     draft_len = min(target.max_model_len, checkpoint.context(draft, field))
-    return _spec(config, "speculator", config.engine, str(draft), draft_len)
+    lane = _spec(config, "speculator", config.engine, str(draft), draft_len)
+    return _with_q_arena(lane, vocabulary.read(draft).size)
+
+
+def server_spec(config: Config, progress: Callable[[str], None]) -> LaneSpec:
+    """The lane of a speculator server, which has no target beside it; `config.target` counts for heads only.
+
+    `config.max_sequences` is of all clients together. Raises InvalidConfig.
+    """
+    name = config.speculator
+    if name in ("ngram", "suffix"):
+        engine: LaneEngine = "ngram" if name == "ngram" else "suffix"
+        return _spec(config, "speculator", engine, "", config.max_model_len or LOOKUP_CONTEXT)
+    if not config.speculates or address.is_address(name):
+        raise InvalidConfig("speculator", f"speculator {name} drafts nothing here; try ngram")
+    if config.engine == "toy":
+        context, model = _toy(name, "speculator", f"ngram, or {ToyParameters()}").context, name
+    else:
+        is_head = name in _NO_MODEL or name.endswith(heads.SUFFIX)
+        if not is_head:
+            found = _found(config, name, "speculator", progress, also=_NO_MODEL)
+            is_head = eagle3.is_head(found, "speculator")
+        field, whose = ("target", config.target) if is_head else ("speculator", name)
+        model = str(_checkpoint(config, whose, field, progress))
+        context = checkpoint.context(Path(model), field)
+    # Of a model that drafts for targets of its own kind, or of the target whose head it is.
+    target = _spec(config, "target", config.engine, model, _within(config.max_model_len, context))
+    spec = speculator_spec(config, target, progress)
+    assert spec is not None, "it speculates"
+    return msgspec.structs.replace(spec, q_arena=0)  # targets elsewhere reach no memory of this host
+
+
+def _remote(config: Config, target: LaneSpec, field: str) -> LaneSpec:
+    """A lane at a server. Raises InvalidConfig about `field` or `keys`."""
+    check_servers(field, config.speculator, config.keys)
+    servers = ",".join(server.text for server in address.parse_several(config.speculator, field))
+    lane = _spec(config, "speculator", "remote", servers, target.max_model_len)
+    return msgspec.structs.replace(lane, device="cpu")  # of this host it takes nothing
 
 
 def _head(config: Config, target: LaneSpec, field: str) -> LaneSpec:
@@ -190,10 +265,14 @@ def _head(config: Config, target: LaneSpec, field: str) -> LaneSpec:
     """
     vocabulary_ = vocabulary.read(Path(target.model)) if config.engine != "toy" else Vocabulary(0, "")
     head = heads.head_spec(config.speculator, target, vocabulary_, field)
-    engine: LaneEngine = "eagle" if config.speculator == "eagle" else "cascade"
+    return _with_head(config, target, head, "eagle" if config.speculator == "eagle" else "cascade")
+
+
+def _with_head(config: Config, target: LaneSpec, head: HeadSpec, engine: LaneEngine) -> LaneSpec:
     lane = _spec(config, "speculator", engine, target.model, target.max_model_len)
-    prior = shipped.prior(vocabulary_.fingerprint) if engine == "cascade" else ""
-    return msgspec.structs.replace(lane, head=head, prior=prior)
+    prior = _prior(config, target) if engine == "cascade" else ""
+    size = vocabulary.read(Path(target.model)).size
+    return _with_q_arena(msgspec.structs.replace(lane, head=head, prior=prior), size)
 
 
 def _prior(config: Config, target: LaneSpec) -> str:
@@ -203,14 +282,20 @@ def _prior(config: Config, target: LaneSpec) -> str:
     return shipped.prior(vocabulary.read(Path(target.model)).fingerprint)
 
 
-def _checkpoint(
-    config: Config, name: str, field: str, progress: Callable[[str], None], *, also: Sequence[str] = ()
-) -> Path:
+def _checkpoint(config: Config, name: str, field: str, progress: Callable[[str], None]) -> Path:
     """The directory of a model that the engine can run, as far as can be seen without its weights."""
-    found = models.resolve(name, field=field, also=also, cache_dir=config.cache_dir, progress=progress)
+    found = _found(config, name, field, progress)
+    if eagle3.is_head(found, field):
+        raise InvalidConfig(field, f"{field} {found} is a drafting head and no model; try {DEFAULT_TARGET}")
     if config.engine == "native":
         checkpoint.check_native(found, field)
     return found
+
+
+def _found(
+    config: Config, name: str, field: str, progress: Callable[[str], None], *, also: Sequence[str] = ()
+) -> Path:
+    return models.resolve(name, field=field, also=also, cache_dir=config.cache_dir, progress=progress)
 
 
 def _lanes(target: LaneSpec, speculator: LaneSpec | None) -> list[LaneSpec]:
@@ -251,6 +336,8 @@ def _spec(config: Config, lane: LaneName, engine: LaneEngine, model: str, max_mo
         max_model_len=max_model_len,
         num_speculative_tokens=config.num_speculative_tokens,
         reuse_prefixes=config.reuse_prefixes,
+        acceptance=config.acceptance,
+        q_rows=config.q_rows,
     )
 
 
@@ -280,7 +367,17 @@ def _toy_speculator(config: Config, target: LaneSpec, field: str) -> LaneSpec:
             f"vocabularies differ: target {size} tokens, speculator {toy.vocabulary}; "
             f"try {replace(toy, vocabulary=size)}",
         )
-    return _spec(config, "speculator", "toy", config.speculator, min(target.max_model_len, toy.context))
+    lane = _spec(config, "speculator", "toy", config.speculator, min(target.max_model_len, toy.context))
+    return _with_q_arena(lane, size)
+
+
+def _with_q_arena(lane: LaneSpec, vocabulary_size: int) -> LaneSpec:
+    """With room in an arena for the full q rows of two orders, if it sends any and they are worth one."""
+    row = q_rows.row_bytes(vocabulary_size)
+    if lane.acceptance == "coupled" or lane.q_rows != "full" or row < q_rows.ARENA_ROW_BYTES:
+        return lane
+    rows = 2 * lane.max_sequences * lane.num_speculative_tokens
+    return msgspec.structs.replace(lane, q_arena=rows * (row + 256))
 
 
 def _toy(text: str, field: str, works: str) -> ToyParameters:

@@ -99,6 +99,16 @@ def resolve(
     )
 
 
+def found(name: str, cache_dir: Path | None = None) -> Path | None:
+    """Where a model stands that needs no fetching, as far as its name tells; None if there is none."""
+    if name in ALIASES:
+        base = cache_dir or Path(os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_path("speclane"))
+        directory = base / _layout(name)
+    else:
+        directory = Path(name)
+    return directory if directory.is_dir() else None
+
+
 def _local(name: str, field: str, works: str) -> Path | None:
     """The directory of this name, None if there is none."""
     try:
@@ -179,9 +189,13 @@ def _first_line(error: BaseException) -> str:
 # ---------------------------------------------------------------- aliases
 
 
-def _packaged(alias: str, field: str, cache: Path, progress: Callable[[str], None]) -> Path:
+def _layout(alias: str) -> str:
     model = ALIASES[alias]
-    final = cache / f"{alias}-{model.sha256[:8]}-{model.layout}"
+    return f"{alias}-{model.sha256[:8]}-{model.layout}"
+
+
+def _packaged(alias: str, field: str, cache: Path, progress: Callable[[str], None]) -> Path:
+    final = cache / _layout(alias)
     if final.is_dir():
         return check_directory(final, field)
     try:

@@ -49,18 +49,40 @@ def plan_round(
     return steps
 
 
+def prepared_plan(steps: Sequence[Step], limits: Limits) -> list[Step]:
+    """Of sequences that are being verified, the same as it will be after their verdicts: each may draft as
+    far as it can whatever the verdict is."""
+    planned = []
+    for step in steps:
+        request = step.request
+        if step.drafted and request.draft is not None:
+            planned.append(step._replace(k=_draft_length(request, limits, len(request.draft.tokens) + 1)))
+    return planned
+
+
+def fitted(lengths: Sequence[int], budget: int | None) -> list[int]:
+    """Lengths of drafts, cut so that they sum up to `budget` at most (None: any number): the longest lose
+    their ends first, since a guess is the less likely right the farther it is out."""
+    cut = list(lengths)
+    excess = max(0, sum(cut) - budget) if budget is not None else 0
+    for _ in range(excess):
+        cut[max(range(len(cut)), key=cut.__getitem__)] -= 1
+    return cut
+
+
 def draft_budget(steps: Sequence[Step], verify_tokens: int) -> int | None:
     """Guesses for which a verification of `verify_tokens` (0: any number) has room, beside the token that
     each sequence runs in any case; None is any number."""
     return max(0, verify_tokens - len(steps)) if verify_tokens else None
 
 
-def _draft_length(request: Request, limits: Limits) -> int:
+def _draft_length(request: Request, limits: Limits, assumed: int = 0) -> int:
+    """`assumed`: tokens that may come before the draft, at most."""
     if request.pending:
         return 0  # a draft would be out of date when its turn comes
-    length = len(request.tokens)
+    length = len(request.tokens) + assumed
     # A verdict on k drafts commits up to k + 1 tokens, and only the last need not be run by any lane.
-    wanted = request.params.max_tokens - request.generated - 1
+    wanted = request.params.max_tokens - request.generated - assumed - 1
     target_room = limits.target_len - length - 1
     speculator_room = limits.speculator_len - length
     return max(0, min(limits.num_speculative_tokens, wanted, target_room, speculator_room))

@@ -43,7 +43,8 @@ class LaneRow:
 def plan_memory(prepared: Prepared, config: Config) -> MemoryPlan:
     """Starts workers and ends them. Raises InvalidConfig for what does not fit, LaneFailed."""
     lanes = Lanes(
-        prepared.specs, config.timeouts, config.recovery, config.memory, "process", config.placements
+        *(prepared.specs, config.timeouts, config.recovery, config.memory, "process"),
+        *(config.placements, config.transport_policy, config.keys),
     )
     try:
         return lanes.plan(time.monotonic() + config.timeouts.load)

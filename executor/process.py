@@ -16,8 +16,10 @@ import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from executor import mps
 from executor.notify import NOTIFY_VARIABLES
 from executor.placement import Placement
+from ipc.lifeline import Lifeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from ipc.messages import LaneName
 
 _TAIL_BYTES = 4096
+_ENDING = (signal.SIGABRT, signal.SIGKILL)
 _STDERR_BYTES = 16 << 20
 """So much of what a worker writes is kept, in memory, before all but its tail is dropped."""
 
@@ -53,21 +56,21 @@ class WorkerProcess:
             fcntl.fcntl(
                 self._stderr, fcntl.F_SETFL, os.O_APPEND
             )  # after trim_stderr it starts from the front
-            death_fd, self._lifeline = os.pipe2(os.O_CLOEXEC)
-            undo.callback(os.close, self._lifeline)
+            self.lifeline = Lifeline()
+            undo.callback(self.lifeline.close)
             try:
                 with _on_cores(place.cores):
                     self._popen = subprocess.Popen(
-                        command(lane, epoch, endpoint, death_fd),
+                        command(lane, epoch, endpoint, self.lifeline.worker_fd),
                         stdin=subprocess.DEVNULL,
                         stdout=self._stderr,
                         stderr=self._stderr,
-                        pass_fds=(death_fd,),
+                        pass_fds=(self.lifeline.worker_fd,),
                         env=_environment(threads, place.environment),
                         start_new_session=True,  # the terminal's Ctrl-C is the coordinator's to handle
                     )
             finally:
-                os.close(death_fd)
+                self.lifeline.handed_over()
             undo.callback(self._popen.wait)
             undo.callback(self._popen.kill)
             self.pidfd = os.pidfd_open(self._popen.pid)
@@ -75,9 +78,19 @@ class WorkerProcess:
         self.pid = self._popen.pid
         self._closed = False
         self._lock = threading.Lock()  # a closed pidfd's number may already be another lane's
+        self._parting = mps.parting(place.environment, self.pid, self._signal)
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> bool:
-        """Whether there was a process to take the signal. May be called from any thread."""
+        """Whether there was a process to take the signal. May be called from any thread.
+
+        Under MPS its work on the GPU is ended first, so an ending signal may come a moment later.
+        """
+        if self._parting is not None and number in _ENDING and self._popen.returncode is None:
+            self._parting.then(number)
+            return True
+        return self._signal(number)
+
+    def _signal(self, number: signal.Signals) -> bool:
         with self._lock:
             if self._closed:
                 return False
@@ -114,7 +127,9 @@ class WorkerProcess:
         if self._popen.poll() is None:
             self.kill()
             self._popen.wait()
-        os.close(self._lifeline)
+        self.lifeline.close()
+        if self._parting is not None:
+            self._parting.close()
         with self._lock:
             self._closed = True
             os.close(self.pidfd)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from executor.hidden_rows import KeptRows
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from executor.errors import SpeclaneError
     from executor.sampling import SamplingParams
     from executor.text import TextStream
-    from ipc.messages import SamplingSpec, TokenLogprobs
+    from ipc.messages import QRow, SamplingSpec, TokenLogprobs
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -74,6 +74,8 @@ class Completion:
     seed: int
     acceptance: Acceptance
     logprobs: list[TokenLogprobs] | None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """One for each token of the prompt but the first, if they were asked for."""
 
     @property
     def acceptance_length(self) -> float:
@@ -86,6 +88,7 @@ class Delta:
 
     logprobs: one for each token, if they were asked for. drafted: so many of the tokens, the first ones, were
     guessed by the speculator; drafted_text: so many characters of the text, the first ones, are theirs.
+    prompt_logprobs: only in a request's first delta, and if they were asked for: see Completion.
     """
 
     text: str
@@ -93,6 +96,25 @@ class Delta:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     drafted: int = 0
     drafted_text: int = 0
+    prompt_logprobs: list[TokenLogprobs] | None = None
+
+
+class Guesses(NamedTuple):
+    """A usable draft: its tokens, and what they were drawn from, if they were."""
+
+    tokens: list[int]
+    q: list[QRow]
+
+
+NO_GUESSES = Guesses([], [])
+
+
+class Verdict(NamedTuple):
+    """After `base_len` tokens, so many draft tokens stood and this one followed."""
+
+    base_len: int
+    n_accepted: int
+    next_token: int
 
 
 class Outputs(Protocol):
@@ -115,6 +137,7 @@ class Request:
     outputs: Outputs
     finish_reason: FinishReason | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     acceptance: Acceptance = field(default_factory=Acceptance)
     cancelled: bool = False
     strikes: int = 0
@@ -125,6 +148,27 @@ class Request:
     pending: bool = False
     """The target has not run all of its history yet."""
     rows: KeptRows = field(default_factory=KeptRows)
+    draft: Guesses | None = None
+    """What is guessed to follow `tokens`; None if nobody has said so far."""
+    prepared: dict[Verdict, Guesses] = field(default_factory=dict)
+    """The same for verdicts that may come."""
+    asked_len: int = 0
+    """The speculator was asked what follows so many tokens, and is not asked twice."""
+    prepared_len: int = 0
+    """The same of verdicts on the draft after so many tokens."""
+    drafting: bool = False
+    """The speculator was asked about it, and its answer may still be of use."""
+    verifying: bool = False
+    """The target was asked for a verdict."""
+    verdict: Verdict | None = None
+    """The last one."""
+
+    def unsettled(self) -> None:
+        """What was guessed is not of use any more: it starts again from what is committed."""
+        self.gen += 1
+        self.draft, self.verdict, self.asked_len, self.prepared_len = None, None, 0, 0
+        self.prepared.clear()
+        self.pending = self.drafting = self.verifying = False
 
     @property
     def generated(self) -> int:
@@ -140,4 +184,5 @@ class Request:
             seed=self.spec.seed,
             acceptance=self.acceptance,
             logprobs=self.logprobs if self.params.logprobs is not None else None,
+            prompt_logprobs=self.prompt_logprobs if self.params.prompt_logprobs is not None else None,
         )

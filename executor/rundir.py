@@ -26,7 +26,7 @@ class RunDir:
         """Raises InvalidConfig if no directory can be made."""
         base = bases()[0]
         try:
-            _sweep(base)
+            sweep(base)
             while not self._claim(base):
                 pass
         except OSError as error:
@@ -67,7 +67,7 @@ def control_sockets() -> list[Path]:
     return [path for base in dict.fromkeys(bases()) for path in sorted(base.glob(f"{_PREFIX}*/{CONTROL}"))]
 
 
-def _sweep(base: Path) -> None:
+def sweep(base: Path) -> None:
     """Remove what dead executors of this user left, and nothing else that may be called like it."""
     for directory in base.glob(f"{_PREFIX}*"):
         try:

@@ -19,7 +19,7 @@ class SamplingParams:
     top_p: keep the smallest set of most probable tokens with at least this mass, 0 < top_p ≤ 1.
     top_k: keep the k most probable tokens; 0 keeps all.
     min_p: keep tokens with at least this share of the best token's probability, 0 ≤ min_p ≤ 1.
-    seed: same seed, same tokens, with or without speculation; None draws one.
+    seed: same seed, same tokens, with or without speculation if acceptance is coupled; None draws one.
     max_tokens: generate at most so many.
     min_tokens: no stop token or stop string ends the text before so many.
     stop: strings that end the text; they are not part of it.
@@ -33,6 +33,7 @@ class SamplingParams:
     bad_words: texts that do not come about, at the start of a word or within one.
     grammar: the form that the text must have. Once it has it, the text ends, whatever ignore_eos says.
     logprobs: report the log-probability of each token and of so many alternatives (0 … 20); None: no report.
+    prompt_logprobs: the same for the tokens of the prompt, all but the first. The prompt is then always run.
     """
 
     temperature: float = 1.0
@@ -46,6 +47,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = field(default=())
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -68,8 +70,9 @@ class SamplingParams:
             _integer("seed", self.seed, 0, (1 << 63) - 1, "42")
         _integer("max_tokens", self.max_tokens, 1, 1 << 31, "128")
         _integer("min_tokens", self.min_tokens, 0, self.max_tokens, str(self.max_tokens), " (max_tokens)")
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, 20, "5")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (wanted := getattr(self, name)) is not None:
+                _integer(name, wanted, 0, 20, "5")
         if not isinstance(self.ignore_eos, bool):
             raise InvalidRequest(
                 "ignore_eos", f"ignore_eos must be True or False, got {self.ignore_eos!r}; try True"

@@ -34,7 +34,10 @@ class Stats:
     speculator could not compute. catch_ups: orders that only told the speculator more. quarantined: sequences
     continued without drafts. preempted: how often a running sequence had to wait for memory.
     spared: guesses that were not verified, since others were likelier. round_ns,
-    draft_ns, verify_ns: sums of what RoundTime says of each round."""
+    draft_ns, verify_ns: sums of what RoundTime says of each round.
+    hypotheses: guesses of a verdict still in flight that are prepared per sequence, N. hits, misses: verdicts
+    that were among them, and that were not.
+    """
 
     acceptance: Acceptance = field(default_factory=Acceptance)
     rounds: int = 0
@@ -45,6 +48,9 @@ class Stats:
     quarantined: int = 0
     preempted: int = 0
     spared: int = 0
+    hypotheses: int = 0
+    hits: int = 0
+    misses: int = 0
     round_ns: int = 0
     draft_ns: int = 0
     verify_ns: int = 0

@@ -69,8 +69,28 @@ class LoadStatus(Record, frozen=True):
     tokens: int = 0
 
 
+class MemoryStatus(Record, frozen=True):
+    """What is planned for a lane, in bytes of one process, and the tokens that it can hold.
+
+    `scratch`: activations and workspace.
+    """
+
+    lane: str
+    device: str
+    kv_tokens: int
+    process: int
+    weights: int
+    scratch: int
+    graphs: int
+    kv: int
+
+    @property
+    def total(self) -> int:
+        return self.process + self.weights + self.scratch + self.graphs + self.kv
+
+
 class Status(Record, frozen=True):
-    """`drafted`, `accepted`: by position in the draft, since the start."""
+    """`drafted`, `accepted`: by position in the draft, since the start. `memory`: what is planned."""
 
     pid: int
     speculation: str
@@ -80,6 +100,7 @@ class Status(Record, frozen=True):
     load: LoadStatus = LoadStatus()
     drafted: list[int] = []
     accepted: list[int] = []
+    memory: list[MemoryStatus] = []
 
 
 def observe(coordinator: Coordinator, speculation: str) -> Status:
@@ -96,7 +117,25 @@ def observe(coordinator: Coordinator, speculation: str) -> Status:
         LoadStatus(*coordinator.load),
         acceptance.drafted,
         acceptance.accepted,
+        _memory(coordinator),
     )
+
+
+def _memory(coordinator: Coordinator) -> list[MemoryStatus]:
+    plan = coordinator.memory
+    return [
+        MemoryStatus(
+            lane=lane.lane,
+            device=lane.profile.device,
+            kv_tokens=lane.kv_tokens,
+            process=lane.profile.process,
+            weights=lane.profile.weights,
+            scratch=lane.profile.activations + lane.profile.workspace,
+            graphs=lane.profile.graphs,
+            kv=lane.kv,
+        )
+        for lane in (plan.lanes if plan is not None else ())
+    ]
 
 
 def _lane(lane: Lane, restarts: int, deaths: int) -> LaneStatus:

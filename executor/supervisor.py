@@ -171,6 +171,11 @@ class Supervisor:
         self.bury(lane, reason)
 
     @property
+    def alive(self) -> list[Lane]:
+        """Lanes that have a process, whatever they are and are to become."""
+        return list(self._alive)
+
+    @property
     def starting(self) -> list[Lane]:
         """Lanes that come to serve, current ones, spares and newcomers."""
         return [lane for lane in self._alive if lane.state is LaneState.STARTING]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from executor import dialogue
+from executor import dialogue, prompt_scores
 from executor.hidden_rows import ORDER_BYTES
-from executor.lanes import NoReply
+from executor.request import NO_GUESSES
 from ipc.messages import Verified, VerifiedItem, Verify, VerifyItem
 
 if TYPE_CHECKING:
@@ -24,59 +23,101 @@ PREFILL_TOKENS = 256
 """A round runs so many tokens of prompts at most, so that a long one does not keep the others waiting."""
 
 
+class TargetGone(Exception):
+    """It ended, or was ended, over the sequences of this plan."""
+
+    def __init__(self, plan: Sequence[Step]) -> None:
+        super().__init__()
+        self.plan = plan
+
+
 class Verdicts(NamedTuple):
-    """By sequence; one without is still being prefilled. `busy_ns`: how long the target computed."""
+    """`items` by sequence; one without is still being prefilled. `busy_ns`: how long the target computed;
+    `wire_ns`: how much longer it took from asking to answering."""
 
     items: dict[int, VerifiedItem]
     busy_ns: int
+    wire_ns: int
+
+
+class Verification(NamedTuple):
+    """In flight to a target: the sequences, what was asked, and for which head."""
+
+    target: Lane
+    plan: Sequence[Step]
+    items: list[VerifyItem]
+    head: HeadSpec | None
 
 
 class Verifying:
-    def __init__(self, lanes: Lanes, seconds: float) -> None:
-        """`seconds`: after so long without a verdict the target counts as hung."""
+    def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
-        self._seconds = seconds
+        self._asked: Verification | None = None
         self.died_of = ""
         """What the target died of, the last time that it died over sequences."""
 
-    def run(
-        self, plan: Sequence[Step], drafts: dict[int, list[int]], vocabulary_size: int
-    ) -> Verdicts | None:
-        """A verdict for every sequence of the plan whose history the target has run.
+    @property
+    def plan(self) -> Sequence[Step]:
+        """What is being verified."""
+        return self._asked.plan if self._asked is not None else ()
 
-        None if there will be none: the target is gone, or the executor is closing. If it died over them, that
-        is a strike for each; nothing is committed, and they go on where they were.
-        """
+    def ask(self, plan: Sequence[Step]) -> None:
+        """Have their drafts judged, in so far as they have any. The target is idle."""
         target = self._lanes.target
-        if not target.idle:
-            return None  # it died while the others drafted
         items = []
         reader = self._lanes.speculator
-        head = reader.spec.head if reader is not None else None
+        head = reader.head if reader is not None else None
         room = ORDER_BYTES
+        transport = self._lanes.transport
+        arena = transport.arena_for(target, reader) if head is not None else ""
         for request, *_ in plan:
+            request.rows.forget_lost(transport.leases)
             if request.seq not in target.told:
                 dialogue.open_at(self._lanes, target, request, len(request.tokens))
             since = dialogue.news(target, request)
-            draft = drafts.get(request.seq, [])
+            draft, q = request.draft or NO_GUESSES
             rows_since = _rows_since(request, draft, head, room) if request.speculate else None
             if head is not None and rows_since is not None:
                 room -= (len(request.tokens) + len(draft) - rows_since) * head.row_bytes
-            items.append(VerifyItem(request.seq, request.gen, len(request.tokens), since, draft, rows_since))
+            items.append(
+                VerifyItem(
+                    *(request.seq, request.gen, len(request.tokens), since, draft, rows_since),
+                    prompt_since=prompt_scores.wanted_since(request),
+                    q=dialogue.q_rows(self._lanes, target, q) if q else q,
+                )
+            )
+            request.verifying = True
+        self._asked = Verification(target, plan, items, head)
         taps = head.taps if head is not None else ()
         number = next(dialogue.order_numbers)
-        self._lanes.ask(target, Verify(target.epoch, number, items, taps, PREFILL_TOKENS))
-        reply = self._lanes.reply(target, time.monotonic() + self._seconds)
-        if not isinstance(reply, Verified):
-            if reply == NoReply("timeout"):
-                self._lanes.supervisor.condemn(target, f"no verdict within {self._seconds:g} s")
-            if reply != NoReply("halted"):
-                self._strike(plan, target)
+        self._lanes.ask(target, Verify(target.epoch, number, items, taps, PREFILL_TOKENS, arena))
+
+    def collect(self, vocabulary_size: int) -> Verdicts | None:
+        """Verdicts for every sequence of the plan whose history the target has run; None as long as there are
+        none.
+
+        Raises TargetGone if there never will be any. If it died over them, that is a strike for each; nothing
+        is committed, and they go on where they were.
+        """
+        if self._asked is None:
             return None
-        if reason := self._contradiction(items, reply, vocabulary_size, head):
+        target, plan, items, head = self._asked
+        if target.serving and target.in_flight is not None:
+            return None
+        self._asked = None
+        for request, *_ in plan:
+            request.verifying = False
+        reply = self._lanes.take(target)
+        if not isinstance(reply, Verified):
+            if target.serving:
+                self._lanes.supervisor.take_down(target, "answered what it was not asked")
+            self._strike(plan, target)
+            raise TargetGone(plan)
+        reason = self._contradiction(items, reply, vocabulary_size, head) or _wrong_scores(plan, reply)
+        if reason:
             self._lanes.supervisor.take_down(target, reason)
             self._strike(plan, target)
-            return None
+            raise TargetGone(plan)
         verdicts = {item.seq: item for item in reply.items}
         pending = {item.seq: item for item in reply.pending}
         for request, *_ in plan:
@@ -84,9 +125,13 @@ class Verifying:
             request.pending = waits is not None
             if waits is not None:
                 target.held[request.seq] = waits.held
+            told = waits or verdicts[request.seq]
+            if request.params.prompt_logprobs is not None:
+                request.prompt_logprobs += told.prompt_logprobs
             if head is not None:
-                request.rows.add((waits or verdicts[request.seq]).rows, head.window)
-        return Verdicts(verdicts, reply.busy_ns)
+                request.rows.add(told.rows, head.window, self._lanes.transport.leases)
+        took = round((target.answered_at - target.asked_at) * 1e9)
+        return Verdicts(verdicts, reply.busy_ns, max(0, took - reply.busy_ns))
 
     def _contradiction(
         self, asked: Sequence[VerifyItem], reply: Verified, vocabulary_size: int, head: HeadSpec | None
@@ -112,6 +157,19 @@ class Verifying:
             request.strikes += 1
 
 
+def _wrong_scores(plan: Sequence[Step], reply: Verified) -> str:
+    """Whose prompt has not the log-probabilities that were asked for; empty if nobody's."""
+    asked = {request.seq: request for request, *_ in plan if request.params.prompt_logprobs is not None}
+    if not asked:
+        return ""
+    told: list[tuple[VerifiedItem | PendingItem, int]] = [(item, item.base_len) for item in reply.items]
+    for item, held in [*told, *((item, item.held) for item in reply.pending)]:
+        request = asked.get(item.seq)
+        if request is not None and not prompt_scores.as_wanted(request, item, held):
+            return f"{len(item.prompt_logprobs)} log-probabilities of {held} tokens of sequence {item.seq}"
+    return ""
+
+
 def _rows_since(request: Request, draft: Sequence[int], head: HeadSpec | None, room: int) -> int | None:
     """The first position whose hidden row is news and of use, if all from there on fit into `room` bytes."""
     if head is None:
@@ -124,10 +182,18 @@ def _sound(asked: VerifyItem, rows: Sequence[HiddenRows], end: int, head: HeadSp
     """Whether the hidden rows are of positions that were asked for and below `end`, in order, and whole."""
     position = asked.rows_since if asked.rows_since is not None else end
     for part in rows:
-        if head is None or part.start < position or part.count * head.row_bytes != len(part.data):
+        if head is None or part.start < position or not _whole(part, head):
             return False
         position = part.start + part.count
     return not rows or position <= end
+
+
+def _whole(part: HiddenRows, head: HeadSpec) -> bool:
+    """Whether there are as many rows as it says, here or in an arena."""
+    if part.at is None:
+        return part.count * head.row_bytes == len(part.data)
+    shape = (part.count, head.row_bytes // 2)
+    return part.count > 0 and not part.data and (part.at.dtype, part.at.shape) == ("bf16", shape)
 
 
 def _possible_wait(asked: VerifyItem, pending: PendingItem, head: HeadSpec | None) -> bool:

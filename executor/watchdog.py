@@ -19,7 +19,8 @@ BOOT_SECONDS = 60.0
 def silent_too_long(lane: Lane, timeouts: Timeouts, now: float) -> str | None:
     """Why the lane counts as hung, or None."""
     if lane.state is LaneState.STARTING:
-        limit = min(BOOT_SECONDS, timeouts.load) if lane.phase == "start" else timeouts.load
+        boots = lane.phase == "start" and lane.spec.engine != "remote"  # a server may have to come back first
+        limit = min(BOOT_SECONDS, timeouts.load) if boots else timeouts.load
         if now - lane.started_at > limit:
             return f"not ready in time, in phase {lane.phase} after {limit:g} s"
     elif lane.state is LaneState.SERVING:

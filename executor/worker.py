@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import signal
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from ipc.lifeline import Lifeline
 
 
 class Worker(Protocol):
@@ -15,6 +18,11 @@ class Worker(Protocol):
     @property
     def pidfd(self) -> int:
         """Becomes readable when the worker has ended."""
+        ...
+
+    @property
+    def lifeline(self) -> Lifeline | None:
+        """By which files go to the worker and come from it; None if there is no such way."""
         ...
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> bool:

@@ -44,11 +44,12 @@ class Garbled(NamedTuple):
 
 
 class Readable(NamedTuple):
-    """A watched file descriptor became readable (a process ended, a caller called)."""
+    """What is watched became readable: a file descriptor (a process ended, a caller called), or a socket."""
 
-    fd: int
+    source: Watched
 
 
+Watched = int | zmq.Socket[bytes]
 Event = Arrived | Garbled | Readable
 
 
@@ -63,7 +64,7 @@ class Hub:
         self.endpoint = f"ipc://{path}"
         self._context = zmq.Context(io_threads=1)
         try:
-            self._socket = _limited(self._context.socket(zmq.ROUTER))
+            self._socket = limited(self._context.socket(zmq.ROUTER))
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self._socket.bind(self.endpoint)
             self._socket.bind(_INLINE)
@@ -76,6 +77,11 @@ class Hub:
     def peer(self, identity: str) -> Peer:
         """The end of a worker that is a thread of this process. It must be closed before the hub is."""
         return Peer(_INLINE, identity, self._context)
+
+    def wire(self, identity: str) -> tuple[zmq.Context[Any], zmq.Socket[bytes]]:
+        """The end of a worker that is somewhere else, for the thread that carries its frames: bare, and the
+        context for the socket to go on with. Both must be closed before the hub is."""
+        return self._context, dealer(self._context, _INLINE, identity)
 
     def send(self, identity: str, order: Order) -> None:
         """Raises PeerGone if the worker is not connected or takes nothing for a second."""
@@ -93,18 +99,18 @@ class Hub:
             if ready and (event := self._arrived()) is not None:
                 return event
             for source, _ in ready:
-                if isinstance(source, int):
+                if source is not self._socket:
                     return Readable(source)
             if not ready and time.monotonic() >= deadline:
                 return None
 
-    def watch(self, fd: int) -> None:
-        self._poller.register(fd, zmq.POLLIN)
+    def watch(self, source: Watched) -> None:
+        self._poller.register(source, zmq.POLLIN)
 
-    def unwatch(self, fd: int) -> None:
+    def unwatch(self, source: Watched) -> None:
         """Does nothing if it is not watched."""
         with contextlib.suppress(KeyError):
-            self._poller.unregister(fd)
+            self._poller.unregister(source)
 
     def close(self) -> None:
         self._context.destroy(linger=0)
@@ -130,9 +136,7 @@ class Peer:
         """`shared`: the hub's context, if that is in the same process."""
         self._shared = shared is not None
         self._context = shared or zmq.Context(io_threads=1)
-        self._socket = _limited(self._context.socket(zmq.DEALER))
-        self._socket.setsockopt(zmq.IDENTITY, identity.encode())
-        self._socket.connect(endpoint)
+        self._socket = dealer(self._context, endpoint, identity)
 
     def send(self, fact: Fact) -> None:
         """Raises PeerGone if the coordinator takes nothing for a second."""
@@ -159,7 +163,15 @@ class Peer:
             self._context.destroy(linger=_SEND_TIMEOUT_MS)
 
 
-def _limited(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
+def dealer(context: zmq.Context[Any], endpoint: str, identity: str) -> zmq.Socket[bytes]:
+    socket = limited(context.socket(zmq.DEALER))
+    socket.setsockopt(zmq.IDENTITY, identity.encode())
+    socket.connect(endpoint)
+    return socket
+
+
+def limited(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
+    """What holds for every socket: no wait and no queue without an end."""
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.IMMEDIATE, 1)
     socket.setsockopt(zmq.SNDTIMEO, _SEND_TIMEOUT_MS)

@@ -177,8 +177,8 @@ def ordinal_of(device_id: str) -> int:
     if device_id not in visible:
         raise CudaIpcUnavailable(
             "device_not_visible",
-            f"GPU {device_id} is not visible to this lane; add it to its CUDA_VISIBLE_DEVICES, else "
-            f"{ELSEWHERE}",
+            f"GPU {device_id} is not visible to this lane; let both see both, as with --target-device cuda:0 "
+            f"--speculator-device cuda:1, else {ELSEWHERE}",
         )
     return visible.index(device_id)
 

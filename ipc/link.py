@@ -51,12 +51,20 @@ def link_table(lane: LaneName) -> Table[LinkState, str]:
         (_S.BUSY, answer): _S.IDLE,
         (_S.STOPPING, "Stop"): _S.STOPPING,
     }
-    for fact in ("PhaseReached", "Loaded", "Profiled", "Ready", "Progressed", answer):
+    if lane == "speculator":  # a server of several executors speaks when it is spoken to
+        rows[_S.EXPECTED, "Attach"] = _S.EXPECTED
+    facts = "PhaseReached", "Loaded", "Exported", "Imported", "Profiled", "Ready", "Progressed", answer
+    for fact in facts:
         rows[_S.STOPPING, fact] = _S.STOPPING
+    for state in (_S.LOADED, _S.PROFILING, _S.PROFILED, _S.PREPARING, _S.IDLE, _S.BUSY):
+        for message in ("Export", "Exported", "Import", "Imported", "Unmap"):
+            rows[state, message] = state
     for state in (_S.STARTING, _S.PROFILING, _S.PREPARING):
         rows[state, "PhaseReached"] = state
     for state in (_S.IDLE, _S.BUSY):
         rows |= {(state, "Open"): state, (state, "Close"): state, (state, "Progressed"): state}
+        if lane == "speculator":  # it may meet the answer on the way
+            rows[state, "Cancel"] = state
     for state in set(_S) - {_S.STOPPING, _S.FAILED}:
         rows[state, "Stop"] = _S.STOPPING
     for state in set(_S) - {_S.FAILED}:

@@ -12,13 +12,17 @@ from typing import Literal
 
 import msgspec
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 
 LaneName = Literal["target", "speculator"]
 SharedTransport = Literal["memfd", "cuda_ipc"]
 """How tensors go from lane to lane without being copied; else they go inline, within messages."""
 TensorDtype = Literal["bf16", "fp16", "fp32", "fp64", "int32", "int64", "uint8"]
-LaneEngine = Literal["native", "hf", "toy", "ngram", "suffix", "eagle", "cascade"]
+LaneEngine = Literal["native", "hf", "toy", "ngram", "suffix", "eagle", "cascade", "remote"]
+Acceptance = Literal["coupled", "rejection", "block"]
+"""By which rule draft tokens stand; see workers.acceptance and workers.rejection."""
+QForm = Literal["sparse", "full"]
+"""Whether a draft token is drawn from the likeliest tokens only, or from all; its q row names as many."""
 Phase = Literal[
     "boot",
     "load",
@@ -47,11 +51,16 @@ class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 # ---------------------------------------------------------------- records
 
 
+LAST_NORM = 0
+"""As a part of a hidden row: the last layer's, normed, as the output layer reads it."""
+
+
 class HeadSpec(Record, frozen=True):
     """A drafting head that reads the target's hidden rows. `file`: its weights.
 
-    `taps`: after how many layers of the target the parts of a row are taken; the last norm's is always the
-    last part. `row_bytes`: size of one row. `window`: how many of the latest positions' rows it needs.
+    `taps`: after how many layers of the target the parts of a row are taken; LAST_NORM is what the last norm
+    makes of the last layer's. `row_bytes`: size of one row. `window`: how many of the latest positions' rows
+    it needs.
     """
 
     file: str
@@ -62,11 +71,14 @@ class HeadSpec(Record, frozen=True):
 
 class LaneSpec(Record, frozen=True):
     """What a worker must become. `model` is a checkpoint directory, or the parameters of a toy; of a drafting
-    head it is the target's checkpoint, whose embedding and output rows the head uses.
+    head it is the target's checkpoint, whose embedding and output rows the head uses; of a `remote`
+    speculator the addresses of its servers, with commas: the first that serves takes the lane.
 
     Lengths in tokens: `max_model_len` of the longest sequence, `num_speculative_tokens` of the longest draft.
     `reuse_prefixes`: whether keys and values that were computed for one sequence serve others.
     `prior`: file of what the target is known to write, for lookups; empty if there is none.
+    `acceptance`, `q_rows`: by which rule drafts are judged; what a speculator draws from, and sends, for it.
+    `q_arena`: bytes of an arena that it is to send rows by; 0: they go inline.
     """
 
     lane: LaneName
@@ -80,6 +92,20 @@ class LaneSpec(Record, frozen=True):
     num_speculative_tokens: int = 0
     reuse_prefixes: bool = True
     prior: str = ""
+    head: HeadSpec | None = None
+    acceptance: Acceptance = "coupled"
+    q_rows: QForm = "sparse"
+    q_arena: int = 0
+
+
+class Offer(Record, frozen=True):
+    """What a speculator server drafts with, which an executor does not know before it is attached.
+
+    `name`: how people call it. `head`: what it wants to read of the target; its file is the server's own.
+    """
+
+    engine: LaneEngine
+    name: str
     head: HeadSpec | None = None
 
 
@@ -140,7 +166,8 @@ class SamplingSpec(Record, frozen=True):
     """How one sequence is sampled; the same on both lanes, so that a draft can predict the target's sample.
 
     Tokens in `stop_token_ids` cannot be sampled before `min_tokens` tokens have been generated.
-    `logprobs` is the number of alternatives to report per token, None for no log-probabilities at all.
+    `logprobs` is the number of alternatives to report per token, None for no log-probabilities at all;
+    `prompt_logprobs` the same for the tokens of the prompt.
     Most sequences have no `constraints`.
     """
 
@@ -153,6 +180,7 @@ class SamplingSpec(Record, frozen=True):
     stop_token_ids: tuple[int, ...]
     logprobs: int | None
     constraints: ConstraintSpec | None = None
+    prompt_logprobs: int | None = None
 
 
 class OpenedSequence(Record, frozen=True):
@@ -217,18 +245,35 @@ class Descriptor(Record, frozen=True):
 class HiddenRows(Record, frozen=True):
     """The target's hidden rows of `count` tokens from position `start` on: bfloat16, row after row.
 
-    The coordinator hands them from lane to lane and never looks inside.
+    They are in `data`, or where `at` says in an arena of the target. The coordinator hands them from lane to
+    lane and never looks inside.
     """
 
     start: int
     count: int
-    data: bytes
+    data: bytes = b""
+    at: Descriptor | None = None
+
+
+class QRow(Record, frozen=True):
+    """What a draft token was drawn from, exactly: ids, uint32, and their weights, float32, which need not sum
+    to 1. No ids: the weights are those of all tokens. Neither: the token was not drawn but looked up.
+
+    All tokens' weights may also be where `at` says, in an arena of the speculator. Numbers are
+    little-endian. See ipc.q_rows.
+    """
+
+    tokens: bytes
+    weights: bytes
+    at: Descriptor | None = None
 
 
 class DraftItem(Record, frozen=True):
     """Guess up to `k` tokens after `base_len` committed ones; the last, `since`, are news to the lane.
 
     `rows`: hidden rows of committed tokens that are news, too, in the order of their positions.
+    `hypotheses`: the draft `ahead` is being verified after these `base_len` tokens. Guess so many verdicts on
+    it, and up to `k` tokens after each; with 0 of them nothing is ahead, and the guesses follow `base_len`.
     """
 
     seq: int
@@ -237,6 +282,18 @@ class DraftItem(Record, frozen=True):
     since: list[int]
     k: int
     rows: list[HiddenRows] = []
+    ahead: list[int] = []
+    hypotheses: int = 0
+
+
+class Prepared(Record, frozen=True):
+    """Guesses in case the verdict on what is ahead is that its first `n_accepted` tokens stand and
+    `next_token` follows. `q`: as in DraftedItem."""
+
+    n_accepted: int
+    next_token: int
+    tokens: list[int]
+    q: list[QRow] = []
 
 
 class DraftedItem(Record, frozen=True):
@@ -244,6 +301,9 @@ class DraftedItem(Record, frozen=True):
 
     `worth`: so many of them are worth verifying, by the speculator's own confidence; None is all.
     `broken`: there will never be any, since what the lane computes for this sequence are no numbers.
+    `q`: what each of them was drawn from; empty if none was drawn, and always where acceptance is coupled.
+    `prepared`: in answer to an item with something ahead, whose `tokens` are none: a draft for each verdict
+    that was guessed, the likeliest first.
     """
 
     seq: int
@@ -252,12 +312,16 @@ class DraftedItem(Record, frozen=True):
     tokens: list[int]
     broken: bool = False
     worth: int | None = None
+    q: list[QRow] = []
+    prepared: list[Prepared] = []
 
 
 class VerifyItem(Record, frozen=True):
     """Sample after `base_len` committed tokens and after each token of `draft`.
 
     `rows_since`: first position whose hidden row is wanted, if it is run in this pass; None wants none.
+    `prompt_since`: first position of the prompt whose log-probability is wanted; None wants none.
+    `q`: as in DraftedItem, of these draft tokens.
     """
 
     seq: int
@@ -266,25 +330,32 @@ class VerifyItem(Record, frozen=True):
     since: list[int]
     draft: list[int]
     rows_since: int | None = None
+    prompt_since: int | None = None
+    q: list[QRow] = []
 
 
 class TokenLogprobs(Record, frozen=True):
-    """Log-probability of a sampled token under the model (before temperature) and the best alternatives."""
+    """Log-probability of a token under the model (before temperature) and the best alternatives.
+
+    `rank`, only of a prompt's tokens: 1 for the most probable one.
+    """
 
     logprob: float
     top: list[tuple[int, float]]
+    rank: int = 0
 
 
 class PendingItem(Record, frozen=True):
     """No verdict yet: of the sequence's history, the lane has run the first `held` tokens so far.
 
-    `rows`: as in VerifiedItem, up to there.
+    `rows`, `prompt_logprobs`: as in VerifiedItem, up to there.
     """
 
     seq: int
     gen: int
     held: int
     rows: list[HiddenRows] = []
+    prompt_logprobs: list[TokenLogprobs] = []
 
 
 class VerifiedItem(Record, frozen=True):
@@ -292,6 +363,7 @@ class VerifiedItem(Record, frozen=True):
 
     `logprobs` has one entry per new token (n_accepted + 1) if the sequence asked for them, else none.
     `rows`: those that were wanted of tokens that were run and stand, up to the last accepted one.
+    `prompt_logprobs`: one for each position of the prompt from `prompt_since` on, as far as it has been run.
     """
 
     seq: int
@@ -301,9 +373,20 @@ class VerifiedItem(Record, frozen=True):
     next_token: int
     logprobs: list[TokenLogprobs]
     rows: list[HiddenRows] = []
+    prompt_logprobs: list[TokenLogprobs] = []
 
 
 # ---------------------------------------------------------------- orders: coordinator → worker
+
+
+class Attach(Message, frozen=True):
+    """To a speculator server, before all else: be this executor's speculator, under this epoch.
+
+    `client`: who asks, for the server's log; who may ask is a matter of keys.
+    """
+
+    wire_version: int
+    client: str
 
 
 class Configure(Message, frozen=True):
@@ -322,6 +405,26 @@ class Allocate(Message, frozen=True):
     kv_tokens: int
 
 
+class Export(Message, frozen=True):
+    """Make an arena of this name, for `nbytes` bytes of tensors, so that the other lanes can read them."""
+
+    arena: str
+    transport: SharedTransport
+    nbytes: int
+
+
+class Import(Message, frozen=True):
+    """Open another lane's arena and prove that its memory is what is read; a memfd's file was sent before."""
+
+    export: ArenaExport
+
+
+class Unmap(Message, frozen=True):
+    """Let go of these arenas at once, your own and others'. No reply."""
+
+    arenas: list[str]
+
+
 class Open(Message, frozen=True):
     """Hold these sequences. No reply: a lane that cannot hold them fails at their first Draft or Verify."""
 
@@ -332,24 +435,38 @@ class Draft(Message, frozen=True):
     """To the speculator: propose tokens for these sequences. An item with k = 0 only brings it up to date.
 
     `budget`: guesses that the verification has room for, of all sequences together; None is any number.
+    `released`: what of this lane's arenas nobody reads any more. `arena`: the lane's own that large q rows
+    are to be put into; where it is empty or full, they go inline.
     """
 
     order: int
     items: list[DraftItem]
     budget: int | None = None
+    released: list[SlotRef] = []
+    arena: str = ""
+
+
+class Cancel(Message, frozen=True):
+    """To the speculator: answer the Draft `order` at once, with what there is. Without effect once it is
+    answered. No reply of its own."""
+
+    order: int
 
 
 class Verify(Message, frozen=True):
     """To the target: judge these drafts; an empty draft makes a plain one-token step.
 
     For histories that it has not run yet, at most `prefill` tokens are to be run now, in the order of items.
-    `taps`: after how many layers the hidden rows that items want are taken.
+    `taps`: after how many layers the hidden rows that items want are taken. `arena`: the lane's own that they
+    are to be put into; where it is empty or full, they go inline. `released`: as in Draft.
     """
 
     order: int
     items: list[VerifyItem]
     taps: tuple[int, ...] = ()
     prefill: int = 1 << 24
+    arena: str = ""
+    released: list[SlotRef] = []
 
 
 class Close(Message, frozen=True):
@@ -386,9 +503,30 @@ class PhaseReached(Message, frozen=True):
 
 
 class Loaded(Message, frozen=True):
-    """Weights are there and attention is set up, on this device (an identity); the lane waits to profile."""
+    """Weights are there and attention is set up, on this device (an identity); the lane waits to profile.
+
+    `no_cuda_ipc`: why memory of that device cannot be shared with other lanes; empty if it can, so far.
+    `serves`: what a speculator server drafts with; None from a lane that was told what to become.
+    """
 
     device_id: str
+    no_cuda_ipc: str = ""
+    serves: Offer | None = None
+
+
+class Exported(Message, frozen=True):
+    """Answer to Export: the arena, or why there is none. A memfd's file was sent before."""
+
+    arena: str
+    export: ArenaExport | None
+    reason: str = ""
+
+
+class Imported(Message, frozen=True):
+    """Answer to Import: what the exporter wrote is read, unless `reason` says why not."""
+
+    arena: str
+    reason: str = ""
 
 
 class Profiled(Message, frozen=True):
@@ -411,18 +549,20 @@ class Drafted(Message, frozen=True):
     """Answer to Draft; `busy_ns` is the time that the lane computed.
 
     `reused`: tokens whose keys and values it found, computed for other sequences, since its start.
+    `acks`: what it was handed in arenas and has read.
     """
 
     order: int
     items: list[DraftedItem]
     busy_ns: int
     reused: int = 0
+    acks: list[SlotRef] = []
 
 
 class Verified(Message, frozen=True):
     """Answer to Verify; `busy_ns` is the time that the lane computed.
 
-    `pending`: items whose histories are longer than there was time for. `reused`: as in Drafted.
+    `pending`: items whose histories are longer than there was time for. `reused`, `acks`: as in Drafted.
     """
 
     order: int
@@ -430,6 +570,7 @@ class Verified(Message, frozen=True):
     busy_ns: int
     pending: list[PendingItem] = []
     reused: int = 0
+    acks: list[SlotRef] = []
 
 
 class Progressed(Message, frozen=True):
@@ -447,5 +588,31 @@ class Failed(Message, frozen=True):
 
 FAILURE_KINDS = ("configuration", "load", "protocol", "memory", "numerics", "internal")
 
-Order = Configure | Profile | Allocate | Open | Draft | Verify | Close | Stop
-Fact = Greeted | PhaseReached | Loaded | Profiled | Ready | Drafted | Verified | Progressed | Failed
+Order = (
+    Attach
+    | Configure
+    | Profile
+    | Allocate
+    | Export
+    | Import
+    | Unmap
+    | Open
+    | Draft
+    | Cancel
+    | Verify
+    | Close
+    | Stop
+)
+Fact = (
+    Greeted
+    | PhaseReached
+    | Loaded
+    | Exported
+    | Imported
+    | Profiled
+    | Ready
+    | Drafted
+    | Verified
+    | Progressed
+    | Failed
+)

@@ -16,6 +16,8 @@ class ToyParameters:
     vocabulary: number of token ids, at least 2.
     agree: share of contexts, 0 … 1, in which this toy's distribution is that of the toy with agree=1 and
         the same seed, vocabulary and order; in the others it is an unrelated one.
+    near: share of those others, 0 … 1, in which it is that distribution but for one token that this toy
+        prefers: then what is likeliest there comes second here.
     seed: another seed is another model.
     order: number of last tokens that the next one hangs on, at least 1.
     context: longest sequence in tokens, at least 2.
@@ -24,6 +26,7 @@ class ToyParameters:
 
     vocabulary: int = 256
     agree: float = 1.0
+    near: float = 0.0
     seed: int = 0
     order: int = 3
     context: int = 4096
@@ -53,7 +56,7 @@ class ToyParameters:
 
 
 _LOWEST = {"vocabulary": 2, "order": 1, "context": 2}
-_HIGHEST = {"vocabulary": 1 << 31, "agree": 1, "seed": _MASK64}
+_HIGHEST = {"vocabulary": 1 << 31, "agree": 1, "near": 1, "seed": _MASK64}
 
 
 def _number(name: str, text: str, default: float) -> float:

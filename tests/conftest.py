@@ -14,7 +14,7 @@ from executor import models
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_CHECKED = ("process", "faults")
+_CHECKED = ("process", "faults", "launcher")
 
 
 @pytest.fixture(scope="session")

@@ -27,9 +27,11 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's to handle
 
     from ipc.channel import Peer
+    from ipc.lifeline import WorkerEnd
     from workers.session import Session
 
-    return Session(args.lane, args.epoch, Peer(args.endpoint, f"{args.lane}/{args.epoch}"), born).run()
+    peer = Peer(args.endpoint, f"{args.lane}/{args.epoch}")
+    return Session(args.lane, args.epoch, peer, born, WorkerEnd(args.death_fd)).run()
 
 
 if __name__ == "__main__":

@@ -113,6 +113,12 @@ class BlockPool:
             self._hold(block)
         self._held[other] = _Held(table, list(held.tokens))
 
+    def replace(self, seq: int, other: int) -> None:
+        """Let `seq` hold what `other` does, and `other` nothing any more. Raises KeyError."""
+        self._of(other)
+        self.close(seq)
+        self._held[seq] = self._held.pop(other)
+
     def reserve(self, seq: int, count: int) -> Room:
         """Make sure that `count` more positions can be written; says what has to be done before they are.
 

@@ -2,8 +2,9 @@
 
 Two kernel mechanisms, neither of which needs a thread or the interpreter of the worker to run:
 * PDEATHSIG: SIGKILL when the thread that spawned the worker ends (the coordinator's own thread);
-* the death pipe: its only write end is held by the coordinator; when that closes, the kernel sends the signal
-  chosen by F_SETSIG for the read end, here SIGKILL too.
+* the lifeline, a socket pair whose other end only the coordinator holds: when that closes, the kernel sends
+  the signal chosen by F_SETSIG, here SIGKILL too. It would do so if anything were sent, so nothing ever is;
+  see ipc.lifeline.
 """
 
 from __future__ import annotations

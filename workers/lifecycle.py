@@ -64,23 +64,24 @@ def load(spec: LaneSpec) -> TargetLane | SpeculatorLane:
     if (spec.lane, spec.engine) == ("speculator", "ngram"):
         from workers.speculators.ngram import NgramSpeculator
 
-        return SpeculatorLane(NgramSpeculator(spec))
+        return SpeculatorLane(NgramSpeculator(spec), None, spec.acceptance)
     if (spec.lane, spec.engine) == ("speculator", "suffix"):
         from workers.speculators.suffix import SuffixSpeculator
 
-        return SpeculatorLane(SuffixSpeculator(spec))
+        return SpeculatorLane(SuffixSpeculator(spec), None, spec.acceptance)
     if (spec.lane, spec.engine) in (("speculator", "eagle"), ("speculator", "cascade")):
         from workers.speculators.cascade import CascadeSpeculator
 
         head = CascadeSpeculator(msgspec.structs.replace(spec, device=_device(spec)))
-        return SpeculatorLane(head, _constrain(spec, head.vocabulary.size))
+        constrain = _constrain(spec, head.vocabulary.size)
+        return SpeculatorLane(head, constrain, spec.acceptance, spec.q_rows)
     engine = _engine(spec)
     constrain = _constrain(spec, engine.vocabulary.size)
     if spec.lane == "target":
-        return TargetLane(engine, constrain)
+        return TargetLane(engine, constrain, spec.acceptance)
     from workers.speculators.draft import DraftSpeculator
 
-    return SpeculatorLane(DraftSpeculator(engine), constrain)
+    return SpeculatorLane(DraftSpeculator(engine), constrain, spec.acceptance, spec.q_rows)
 
 
 def _constrain(spec: LaneSpec, vocabulary_size: int) -> Constrain:

@@ -16,12 +16,15 @@ from typing import NamedTuple
 TARGET = 0
 """Purpose of the noise that picks a sequence's tokens. Any other use takes a purpose of its own, so that no
 two decisions about one position share their randomness."""
+DRAFT, ACCEPT, RECOVER = 1, 2, 3
+"""Purposes in rejection sampling: which token is guessed, whether it stands, what takes its place."""
 
 MULTIPLIER_1 = 0x7FEB352D
 MULTIPLIER_2 = 0x846CA68B
 LARGEST_UNIFORM = 1.0 - 2.0**-24
 """The largest number below 1 in float32: log1p of its negative is finite there."""
 
+_DEPTH_SHIFT = 8
 _FIELDS = struct.Struct("<QQI")
 _WORDS = struct.Struct("<II")
 _MASK32 = 0xFFFFFFFF
@@ -63,3 +66,15 @@ def gumbel(row: Key, token: int) -> float:
     Small v, which make large noise, keep their full precision that way; the largest value is about 22.9.
     """
     return -math.log(-math.log1p(-uniform(row, token)))
+
+
+def fraction(seed: int, position: int, purpose: int, depth: int) -> float:
+    """A number in [0, 1) with 53 random bits, for a decision over the token at `position`, the one with index
+    `depth` in its draft.
+
+    Depth and position say where the draft began. A draft that did not stand may have been judged by what
+    followed, so the one that begins later at the same positions must not see the same noise; and one that is
+    judged again, since its verdict was lost, must.
+    """
+    row = key(seed, position, purpose | depth << _DEPTH_SHIFT)
+    return ((word(row, 0) >> 5) * 2.0**26 + (word(row, 1) >> 6)) * 2.0**-53

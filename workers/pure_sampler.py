@@ -14,7 +14,8 @@ import math
 from typing import TYPE_CHECKING
 
 from workers import noise
-from workers.engines.engine import Sample
+from workers.distribution import PureDistribution
+from workers.engines.engine import Sample, Score
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,10 +45,7 @@ def forbidden_tokens(draw: Draw, vocabulary_size: int) -> list[int]:
 
 def sample_row(logits: Sequence[float], draw: Draw) -> Sample:
     """One sample of a row [V]. Raises FloatingPointError on NaN, on +inf, and if masks leave no token."""
-    allowed = _edited(logits, draw)
-    best = max(allowed)
-    if not math.isfinite(best) or math.inf in logits or any(map(math.isnan, logits)):
-        raise FloatingPointError(NO_TOKEN)
+    allowed, best = _sound(logits, draw)
     token = allowed.index(best)
     if draw.sampling.temperature >= GREEDY_BELOW:
         tokens = sorted(kept_tokens(allowed, best, draw.sampling))
@@ -55,6 +53,30 @@ def sample_row(logits: Sequence[float], draw: Draw) -> Sample:
     if draw.sampling.logprobs is None:
         return Sample(token)
     return _with_logprobs(logits, token, draw.sampling.logprobs)
+
+
+def distribution(logits: Sequence[float], draw: Draw) -> PureDistribution:
+    """What `sample_row` samples a row [V] from, at a temperature that is not greedy. Raises as it does."""
+    allowed, best = _sound(logits, draw)
+    tokens = kept_tokens(allowed, best, draw.sampling)
+    weights = [math.exp((allowed[token] - best) / draw.sampling.temperature) for token in tokens]
+    return PureDistribution(tokens, weights, len(logits))
+
+
+def score(logits: Sequence[float], token: int, alternatives: int) -> Score:
+    """What a row [V] says of a token: see Score. Tokens as probable as it are not above it."""
+    said = _with_logprobs(logits, token, alternatives)
+    assert said.logprob is not None, "it was asked for"
+    return Score(said.logprob, said.top, 1 + sum(logit > logits[token] for logit in logits))
+
+
+def _sound(logits: Sequence[float], draw: Draw) -> tuple[list[float], float]:
+    """The edited row and its largest logit. Raises FloatingPointError if there is nothing to sample."""
+    allowed = _edited(logits, draw)
+    best = max(allowed)
+    if not math.isfinite(best) or math.inf in logits or any(map(math.isnan, logits)):
+        raise FloatingPointError(NO_TOKEN)
+    return allowed, best
 
 
 def _edited(logits: Sequence[float], draw: Draw) -> list[float]:
@@ -103,6 +125,27 @@ def noisy_best(tokens: Sequence[int], logits: Sequence[float], best: float, draw
     key = noise.key(draw.sampling.seed, draw.position, noise.TARGET)
     pairs = zip(tokens, logits, strict=True)
     return -max((noisy_score(token, logit, best, key, draw), -token) for token, logit in pairs)[1]
+
+
+def ranked_tokens(logits: Sequence[tuple[int, float]], draw: Draw) -> list[int]:
+    """Tokens, the likeliest first, to be the draw's sample. `logits`: (token, finite logit), best first; all
+    of a row, or its best ones if that is near enough."""
+    if draw.sampling.temperature < GREEDY_BELOW:
+        return [token for token, _ in logits]
+    values = [logit for _, logit in logits]
+    key = noise.key(draw.sampling.seed, draw.position, noise.TARGET)
+    scores = []
+    for index in kept_tokens(values, values[0], draw.sampling) if values else []:
+        token, logit = logits[index]
+        scores.append((-noisy_score(token, logit, values[0], key, draw), token))
+    return [token for _, token in sorted(scores)]
+
+
+def ranked_row(logits: Sequence[float], draw: Draw, count: int) -> list[int]:
+    """Up to `count` tokens of a row [V], the likeliest first, to be the draw's sample."""
+    allowed = _edited(logits, draw)
+    best = sorted(((t, v) for t, v in enumerate(allowed) if math.isfinite(v)), key=lambda pair: -pair[1])
+    return ranked_tokens(best, draw)[:count]
 
 
 def _with_logprobs(logits: Sequence[float], token: int, alternatives: int) -> Sample:

@@ -15,8 +15,17 @@ import numpy as np
 import torch
 
 from workers import noise
-from workers.engines.engine import Sample
-from workers.pure_sampler import GREEDY_BELOW, NO_TOKEN, SLACK, forbidden_tokens, noisy_best, noisy_score
+from workers.engines.engine import Sample, Score
+from workers.pure_sampler import (
+    GREEDY_BELOW,
+    NO_TOKEN,
+    SLACK,
+    forbidden_tokens,
+    noisy_best,
+    noisy_score,
+    ranked_tokens,
+)
+from workers.tensor_distribution import TensorDistribution
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -75,6 +84,37 @@ class Sampler:
         best = self._best(rows)
         return [self._sample_row(i, rows[i], draw, *best[i]) for i, draw in enumerate(draws)]
 
+    @torch.inference_mode()
+    def ranked(self, logits: Tensor, draws: Sequence[Draw], count: int) -> list[list[int]]:
+        """For each row up to `count` tokens, the likeliest first, to be its sample.
+
+        Found among the FEW best by logit, so with much noise some may be missing: good enough to guess.
+        """
+        ranks = []
+        for row, draw in zip(logits.detach().float(), draws, strict=True):
+            allowed = self._edited(row, draw)
+            greedy = draw.sampling.temperature < GREEDY_BELOW
+            best, tokens = allowed.topk(min(count if greedy else FEW, allowed.numel()))
+            named = [(t, v) for t, v in zip(tokens.tolist(), best.tolist(), strict=True) if math.isfinite(v)]
+            ranks.append(ranked_tokens(named, draw)[:count])
+        return ranks
+
+    @torch.inference_mode()
+    def scores(self, logits: Tensor, tokens: Sequence[int], alternatives: int) -> list[Score]:
+        """For each row of `logits` [n, vocabulary_size] what it says of its token.
+
+        Log-probabilities are those that `sample` gives. Raises FloatingPointError as it does.
+        """
+        rows = logits.detach().float()
+        found = []
+        for index, (row, token, (_, best)) in enumerate(zip(rows, tokens, self._best(rows), strict=True)):
+            if not math.isfinite(best):
+                raise FloatingPointError(f"row {index}: {NO_TOKEN}")
+            said = self._with_logprobs(row, token, best, alternatives)
+            assert said.logprob is not None, "it was asked for"
+            found.append(Score(said.logprob, said.top, 1 + int((row > row[token]).sum())))
+        return found
+
     def words(self, row: noise.Key, tokens: Tensor) -> Tensor:
         """`noise.word` of each of `tokens` (int32 [n], n ≤ vocabulary_size) as the same 32 bits in int32 [n].
 
@@ -93,19 +133,42 @@ class Sampler:
 
     def _sample_row(self, index: int, row: Tensor, draw: Draw, token: int, best: float) -> Sample:
         """Sample of a row whose first largest logit is `best`, of `token`."""
-        sampling = draw.sampling
-        allowed, row_best = row, best
+        row_best = best
+        allowed, token, best = self._sound(index, row, draw, token, best)
+        if draw.sampling.temperature >= GREEDY_BELOW:
+            token = self._noisy_best(allowed, best, draw)
+        if draw.sampling.logprobs is None:
+            return Sample(token)
+        return self._with_logprobs(row, token, row_best, draw.sampling.logprobs)
+
+    @torch.inference_mode()
+    def distribution(self, logits: Tensor, draw: Draw, index: int = 0) -> TensorDistribution:
+        """What `sample` samples a row [vocabulary_size] from, at a temperature that is not greedy.
+
+        `index`: of the row, for the FloatingPointError that `sample` would raise, too.
+        """
+        row = logits.detach().float()
+        allowed, _, best = self._sound(index, row, draw, *self._best(row[None])[0])
+        weights = _weights(allowed, best, draw.sampling.temperature)
+        if (kept := self._kept(allowed, best, draw.sampling)) is not None:
+            weights = torch.zeros_like(weights).index_copy_(0, kept, weights[kept])
+        return TensorDistribution(
+            weights, lambda count: self._best_tokens(allowed, best, min(count, self.vocabulary_size))
+        )
+
+    def _sound(
+        self, index: int, row: Tensor, draw: Draw, token: int, best: float
+    ) -> tuple[Tensor, int, float]:
+        """The edited row, its first largest logit's token and that logit, which are `token` and `best` before
+        the edit. Raises FloatingPointError if there is nothing to sample."""
+        allowed = row
         if math.isfinite(best):
             allowed = self._edited(row, draw)
             if allowed is not row:
                 token, best = self._best(allowed[None])[0]
         if not math.isfinite(best):
             raise FloatingPointError(f"row {index}: {NO_TOKEN}")
-        if sampling.temperature >= GREEDY_BELOW:
-            token = self._noisy_best(allowed, best, draw)
-        if sampling.logprobs is None:
-            return Sample(token)
-        return self._with_logprobs(row, token, row_best, sampling.logprobs)
+        return allowed, token, best
 
     def _edited(self, row: Tensor, draw: Draw) -> Tensor:
         """The row with all that the draw does to it first; itself if that is nothing."""

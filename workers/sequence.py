@@ -1,4 +1,7 @@
-"""A sequence as a lane sees it: the committed tokens it was told, and which of them the engine has cached."""
+"""A sequence as a lane sees it: the committed tokens it was told, and which of them the engine has cached.
+
+A branch of it is a sequence, too: the same, as it would be after a verdict that has not been given yet.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,17 @@ if TYPE_CHECKING:
 class LaneSequence:
     """Only the coordinator's orders write `tokens`; only the lane's own passes write what is cached."""
 
-    __slots__ = ("_agreed", "_cached", "_constraints", "gen", "prompt_len", "sampling", "seq", "tokens")
+    __slots__ = (
+        "_agreed",
+        "_assumed",
+        "_cached",
+        "_constraints",
+        "gen",
+        "prompt_len",
+        "sampling",
+        "seq",
+        "tokens",
+    )
 
     def __init__(self, opened: OpenedSequence, constraints: Constraints | None = None) -> None:
         self.seq = opened.seq
@@ -31,6 +44,28 @@ class LaneSequence:
         self.tokens: list[int] = list(opened.tokens)
         self._cached: list[int] = []
         self._agreed = 0  # so many leading tokens are known to be the same in `tokens` and `_cached`
+        self._assumed = 0  # so many of the last tokens are not committed
+
+    @property
+    def committed(self) -> int:
+        """So many tokens, the first ones, are committed; all but in a branch."""
+        return len(self.tokens) - self._assumed
+
+    def branch(self, seq: int, assumed: SequenceOf[int]) -> LaneSequence:
+        """The sequence `seq`: this one if `assumed` were committed, too. The engine has to fork it as
+        well.
+        """
+        other = LaneSequence.__new__(LaneSequence)
+        other.seq, other.gen, other.prompt_len = seq, self.gen, self.prompt_len
+        other.sampling, other._constraints = self.sampling, self._constraints
+        other.tokens = [*self.tokens, *assumed]
+        other._cached, other._agreed = list(self._cached), self._agreed
+        other._assumed = self._assumed + len(assumed)
+        return other
+
+    def adopt(self, branch: LaneSequence) -> None:
+        """A branch came true, and the engine's own of it was put in the place of this one's."""
+        self._cached, self._agreed = branch._cached, min(branch._agreed, len(self.tokens))
 
     def advance(self, base_len: int, since: SequenceOf[int]) -> None:
         """Make `tokens` the committed history: base_len long, ending in `since`.
@@ -57,7 +92,9 @@ class LaneSequence:
         end = len(self.tokens) + len(draft) + 1
         edits: Iterable[RowEdit | None] = itertools.repeat(None)
         if self._constraints is not None:
-            edits = self._constraints.edits(self.tokens, draft, rows)
+            # They follow committed tokens, which never come back; so what is assumed counts as draft.
+            told = self.committed
+            edits = self._constraints.edits(self.tokens[:told], [*self.tokens[told:], *draft], rows)
         return [
             Draw(self.sampling, position, position - self.prompt_len, edit)
             for position, edit in zip(range(end - rows, end), edits, strict=False)
@@ -71,10 +108,7 @@ class LaneSequence:
         many are run, and no rows.
         """
         full = [*self.tokens, *wanted] if wanted else self.tokens
-        limit = min(len(self._cached), len(full) - rows)
-        start = min(self._agreed, limit)
-        while start < limit and self._cached[start] == full[start]:
-            start += 1
+        start = self._cached_of(full, len(full) - rows)
         end = len(full)
         if room is not None and end - rows - start > room:
             end, rows = start + room, 0
@@ -82,3 +116,23 @@ class LaneSequence:
         self._cached[start:] = run
         self._agreed = min(end, len(self.tokens))
         return Window(self.seq, start, run, rows)
+
+    def stretch(self, end: int, most: int) -> Window:
+        """The next at most `most` tokens of the history, below `end`, that the engine has not seen.
+
+        All of them give rows.
+        """
+        start = self._cached_of(self.tokens, end)
+        run = self.tokens[start : min(end, start + most)]
+        if run:
+            self._cached[start:] = run
+            self._agreed = start + len(run)
+        return Window(self.seq, start, run, len(run))
+
+    def _cached_of(self, tokens: SequenceOf[int], most: int) -> int:
+        """How many of the first `most` of these tokens are cached."""
+        limit = min(len(self._cached), most)
+        start = min(self._agreed, limit)
+        while start < limit and self._cached[start] == tokens[start]:
+            start += 1
+        return start

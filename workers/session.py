@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 import psutil
@@ -16,12 +18,15 @@ from ipc.link import Link
 from ipc.messages import (
     WIRE_VERSION,
     Allocate,
+    Cancel,
     Close,
     Configure,
     Draft,
     Drafted,
+    Export,
     Failed,
     Greeted,
+    Import,
     Loaded,
     Open,
     PhaseReached,
@@ -30,6 +35,7 @@ from ipc.messages import (
     Progressed,
     Ready,
     Stop,
+    Unmap,
     Verified,
     Verify,
 )
@@ -37,9 +43,11 @@ from workers import lifecycle
 from workers.lifecycle import Lifecycle
 from workers.speculator import SpeculatorLane
 from workers.target import TargetLane
+from workers.tensor_plane import TensorPlane
 
 if TYPE_CHECKING:
     from ipc.channel import Peer
+    from ipc.lifeline import WorkerEnd
     from ipc.messages import Fact, LaneName, Order, Phase
 
 CONFIGURE_SECONDS = 60.0
@@ -52,14 +60,20 @@ EXIT_CODES = {"internal": 1, "configuration": 2, "load": 3, "protocol": 4, "memo
 
 
 class Session:
-    def __init__(self, lane: LaneName, epoch: str, peer: Peer, born: float) -> None:
-        """`peer`: this lane's end of the wire, which `run` closes. `born`: when it was started, monotonic."""
+    def __init__(
+        self, lane: LaneName, epoch: str, peer: Peer, born: float, lifeline: WorkerEnd | None = None
+    ) -> None:
+        """`peer`: this lane's end of the wire, which `run` closes. `born`: when it was started, monotonic.
+        `lifeline`: by which files come and go, if the lane is a process of its own."""
         self._epoch = epoch
         self._lane_name = lane
         self._link = Link(lane)
         self._peer = peer
         self._start = Lifecycle(self._reached, born)
         self._leaving = False
+        self._early: deque[Order] = deque()  # what came while another order was obeyed
+        self._cancelled_order = 0
+        self._plane = TensorPlane(epoch, lifeline)
 
     def leave(self) -> None:
         """Let `run` return before the next order. May be called from any thread."""
@@ -77,6 +91,7 @@ class Session:
             self._report(Failed(self._epoch, kind, _one_line(error)))
             return EXIT_CODES[kind]
         finally:
+            self._plane.close()
             self._peer.close()
         return 0
 
@@ -129,37 +144,67 @@ class Session:
             lane = lifecycle.load(order.spec)
         with step("attention_setup"):
             lane.served.set_up_attention()
-        self._send(Loaded(self._epoch, lane.served.device_id))
+        lane.plane = self._plane
+        device_id = lane.served.device_id
+        self._send(Loaded(self._epoch, device_id, self._plane.settle_on(device_id)))
         return lane
 
     def _await(self, seconds: float) -> Order | None:
         """The next order of the start, or None if there is none in time or the lane is to go."""
         deadline = time.monotonic() + seconds
         while not self._leaving and time.monotonic() < deadline:
-            if (order := self._receive(PROGRESS_SECONDS)) is not None:
+            order = self._receive(PROGRESS_SECONDS)
+            if isinstance(order, Export | Import | Unmap):
+                self._obey_about_arenas(order)
+            elif order is not None:
                 return order
         return None
+
+    def _obey_about_arenas(self, order: Export | Import | Unmap) -> None:
+        if (answer := self._plane.obey(order)) is not None:
+            self._send(answer)
 
     def _obey(self, lane: TargetLane | SpeculatorLane, order: Order) -> Fact | None:
         began = time.perf_counter_ns()
         match order:
+            case Export() | Import() | Unmap():
+                self._obey_about_arenas(order)
             case Open():
                 lane.open(order.sequences)
             case Close():
                 lane.close(order.seqs)
+            case Cancel():
+                pass  # it met the answer on its way
             case Verify() if isinstance(lane, TargetLane):
-                verdicts, pending = lane.verify(order.items, order.prefill, order.taps)
-                busy = time.perf_counter_ns() - began
-                return Verified(self._epoch, order.order, verdicts, busy, pending, lane.served.reused_tokens)
+                self._plane.release(order.released)
+                verdicts, pending = lane.verify(order.items, order.prefill, order.taps, order.arena)
+                acks = self._plane.acks()
+                busy, reused = time.perf_counter_ns() - began, lane.served.reused_tokens
+                return Verified(self._epoch, order.order, verdicts, busy, pending, reused, acks)
             case Draft() if isinstance(lane, SpeculatorLane):
-                proposals = lane.draft(order.items, order.budget)
-                busy = time.perf_counter_ns() - began
-                return Drafted(self._epoch, order.order, proposals, busy, lane.served.reused_tokens)
+                self._plane.release(order.released)
+                cancelled = partial(self._cancelled, order.order)
+                proposals = lane.draft(order.items, order.budget, order.arena, cancelled)
+                acks = self._plane.acks()
+                busy, reused = time.perf_counter_ns() - began, lane.served.reused_tokens
+                return Drafted(self._epoch, order.order, proposals, busy, reused, acks)
             case _:
                 raise ProtocolError(f"{type(order).__name__} is no order for the {self._lane_name} lane")
         return None
 
+    def _cancelled(self, number: int) -> bool:
+        """Whether this order need not be obeyed to the end; called between its steps. Other orders wait."""
+        while (order := self._hear(0.0)) is not None:
+            if isinstance(order, Cancel):
+                self._cancelled_order = order.order
+            else:
+                self._early.append(order)
+        return self._cancelled_order == number or any(isinstance(order, Stop) for order in self._early)
+
     def _receive(self, seconds: float) -> Order | None:
+        return self._early.popleft() if self._early else self._hear(seconds)
+
+    def _hear(self, seconds: float) -> Order | None:
         order = self._peer.receive(time.monotonic() + seconds)
         if order is not None:
             if order.epoch != self._epoch:

@@ -1,37 +1,62 @@
-"""The speculator lane: keep the histories current, ask the speculator for proposals."""
+"""The speculator lane: keep the histories current, ask the speculator for proposals.
+
+What an order asks for is done in turn: drafts of sequences that wait for one; then, for drafts that are being
+verified, a step from the end of each, by which verdicts are guessed; then a draft for each of those verdicts,
+all in one batch.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ipc.messages import DraftedItem
+from ipc import q_rows
+from ipc.messages import DraftedItem, Prepared
+from workers.branches import Branches, Trail
 from workers.lane import SequenceTable
+from workers.pure_sampler import GREEDY_BELOW
+from workers.q_placing import QPlacing
+from workers.q_row import DrawnFrom
+from workers.tensor_plane import TensorPlane
 from workers.worth import capacities
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from ipc.messages import DraftItem, HiddenRows, OpenedSequence
+    from torch import Tensor
+
+    from ipc.messages import Acceptance, DraftItem, HiddenRows, OpenedSequence, QForm, QRow
+    from workers.branches import Branch
     from workers.engines.engine import Served
     from workers.lane import Constrain
     from workers.sequence import LaneSequence
 
 
-class Ask(NamedTuple):
-    """Propose at most `k` tokens after the sequence's committed ones.
+def never() -> bool:
+    """Nobody is in a hurry."""
+    return False
 
-    `rows`: see DraftItem. `confidences`: where to say how probable each guess is, if that is wanted; one who
-    cannot tell does not.
+
+class Ask(NamedTuple):
+    """Propose at most `k` tokens after the sequence's own.
+
+    `confidences`: where to say how probable each guess is, if that is wanted; one who cannot tell does not.
+    `drawn_from`: where to draw guesses that are not looked up; None: guess what the target samples, by its
+    own noise. What is drawn must not decide over how far the draft goes, nor over its confidence: both follow
+    from what it was drawn from, and from the tokens before it.
+    `others`: where to name, for each guess, up to ALTERNATIVES tokens that are less likely, best first.
     """
 
     sequence: LaneSequence
     k: int
-    rows: Sequence[HiddenRows] = ()
     confidences: list[float] | None = None
+    drawn_from: DrawnFrom | None = None
+    others: list[list[int]] | None = None
 
 
 class Speculator(Protocol):
-    """Guesses tokens. A sequence is one object from open to close; its tokens are always committed ones."""
+    """Guesses tokens. A sequence is one object from open to close; but for branches, its tokens are committed
+    ones."""
 
     @property
     def served(self) -> Served:
@@ -40,19 +65,51 @@ class Speculator(Protocol):
 
     def open(self, sequence: LaneSequence) -> None: ...
 
-    def close(self, sequence: LaneSequence) -> None: ...
+    def close(self, sequence: LaneSequence) -> None:
+        """Forget a sequence or a branch."""
+        ...
 
-    def propose(self, asks: Sequence[Ask]) -> Sequence[list[int] | None]:
+    def fork(self, sequence: LaneSequence, branch: LaneSequence) -> None:
+        """Open a branch, which begins like the sequence."""
+        ...
+
+    def adopt(self, sequence: LaneSequence, branch: LaneSequence) -> None:
+        """A branch came true: what is held of it is the sequence's now. The branch is no more."""
+        ...
+
+    def room(self, length: int) -> int:
+        """How many branches could be forked that grow by so many tokens."""
+        ...
+
+    def observe(self, sequence: LaneSequence, rows: Sequence[tuple[int, Tensor]]) -> None:
+        """What is committed may have grown. `rows`: hidden rows that are news: the first position and rows
+        [n, features] in bfloat16, not to be kept."""
+        ...
+
+    def propose(
+        self, asks: Sequence[Ask], cancelled: Callable[[], bool] = never
+    ) -> Sequence[list[int] | None]:
         """For each ask 0 … k tokens, guesses of what the target will sample; None if there will never be any,
-        since what is computed for that sequence are no numbers."""
+        since what is computed for that sequence are no numbers. Once `cancelled`, what there is."""
         ...
 
 
 class SpeculatorLane:
-    def __init__(self, speculator: Speculator, constrain: Constrain | None = None) -> None:
+    def __init__(
+        self,
+        speculator: Speculator,
+        constrain: Constrain | None = None,
+        acceptance: Acceptance = "coupled",
+        q_form: QForm = "sparse",
+    ) -> None:
         self.served = speculator.served
+        self._draws = acceptance != "coupled"
+        self._q_form: QForm = q_form
         self._speculator = speculator
         self._sequences = SequenceTable(constrain)
+        self._branches = Branches(speculator)
+        self._drawing: Callable[[], DrawnFrom]
+        self.plane = TensorPlane()
 
     def open(self, opened: Sequence[OpenedSequence]) -> None:
         for record in opened:
@@ -60,26 +117,139 @@ class SpeculatorLane:
 
     def close(self, seqs: Sequence[int]) -> None:
         for seq in seqs:
-            self._speculator.close(self._sequences.close(seq))
+            sequence = self._sequences.close(seq)
+            self._branches.close(sequence)
+            self._speculator.close(sequence)
 
-    def draft(self, items: Sequence[DraftItem], budget: int | None = None) -> list[DraftedItem]:
-        """Proposals; if there may be more guesses than `budget`, with how many of each are worth it."""
+    def draft(
+        self,
+        items: Sequence[DraftItem],
+        budget: int | None = None,
+        arena: str = "",
+        cancelled: Callable[[], bool] = never,
+    ) -> list[DraftedItem]:
+        """Proposals; if there may be more guesses than `budget`, with how many of each are worth it.
+
+        `arena`: of this lane, for large q rows.
+        """
+        sequences = {}
+        for item in items:
+            sequence = sequences[item.seq] = self._sequences.advance(
+                item.seq, item.gen, item.base_len, item.since
+            )
+            self._branches.settle(sequence)
+            self._speculator.observe(sequence, self._rows(item.rows))
+        most = sum(item.k * max(1, item.hypotheses) for item in items)
+        width = q_rows.width(self._q_form, most, self.served.vocabulary.size, arena=bool(arena))
+        self._drawing = partial(DrawnFrom, width, QPlacing(self.plane, arena).place)
+        waiting = [item for item in items if not item.ahead]
+        drafted = self._draft_now(waiting, sequences, budget, cancelled) if waiting else []
+        verified = [item for item in items if item.ahead]
+        return drafted + (self._prepare(verified, sequences, cancelled) if verified else [])
+
+    def _draft_now(
+        self,
+        items: Sequence[DraftItem],
+        sequences: dict[int, LaneSequence],
+        budget: int | None,
+        cancelled: Callable[[], bool],
+    ) -> list[DraftedItem]:
         scarce = budget is not None and sum(item.k for item in items) > budget
         asks = [
-            Ask(
-                self._sequences.advance(item.seq, item.gen, item.base_len, item.since),
-                item.k,
-                item.rows,
-                [] if scarce else None,
-            )
+            self._ask(sequences[item.seq], item.k, scarce=scarce, others=item.hypotheses > 1)
             for item in items
         ]
-        proposals = self._speculator.propose(asks)
+        proposals = self._speculator.propose(asks, cancelled)
         worths: Sequence[int | None] = [None] * len(items)
         if scarce and budget is not None:
             lengths = [len(tokens or ()) for tokens in proposals]
             worths = capacities(lengths, [ask.confidences or () for ask in asks], budget)
+        answers = []
+        for item, ask, tokens, worth in zip(items, asks, proposals, worths, strict=True):
+            if item.hypotheses:
+                self._branches.drafted(ask.sequence, _trail(ask, tokens))
+            answers.append(
+                DraftedItem(
+                    *(item.seq, item.gen, item.base_len, tokens or []),
+                    broken=tokens is None,
+                    worth=worth,
+                    q=_q(ask, tokens),
+                )
+            )
+        return answers
+
+    def _prepare(
+        self,
+        items: Sequence[DraftItem],
+        sequences: dict[int, LaneSequence],
+        cancelled: Callable[[], bool],
+    ) -> list[DraftedItem]:
+        """Guess verdicts, and draft after each of them."""
+        room = self._speculator.room(max(len(item.ahead) + 1 + item.k for item in items)) - len(items)
+        known = {item.seq: self._branches.begin(sequences[item.seq], item.ahead) for item in items}
+        ends: dict[int, Branch] = {}
+        if room > 0:
+            ends = {
+                item.seq: self._branches.fork(sequences[item.seq], item.ahead)
+                for item in items
+                if not known[item.seq][1]
+            }
+        asks = [Ask(end.sequence, 1, others=[]) for end in ends.values()]
+        broken = set()
+        for seq, ask, tokens in zip(ends, asks, self._speculator.propose(asks, cancelled), strict=True):
+            if tokens is None:
+                broken.add(seq)
+            elif tokens:
+                known[seq] = known[seq][0], [tokens[0], *(ask.others or [[]])[0]]
+        branches: list[tuple[DraftItem, Branch, Ask]] = []
+        for item in items:
+            count = 0 if cancelled() else max(0, min(item.hypotheses, room))
+            for n_accepted, next_token in self._branches.likeliest(item.ahead, *known[item.seq], count):
+                assumed = [*item.ahead[:n_accepted], next_token]
+                end = ends.get(item.seq) if n_accepted == len(item.ahead) else None
+                source = end.sequence if end is not None else None
+                branch = self._branches.fork(sequences[item.seq], assumed, source)
+                room -= 1
+                ask = self._ask(branch.sequence, item.k, others=item.hypotheses > 1)
+                branches.append((item, branch, ask))
+        for seq, end in ends.items():
+            self._branches.drop(sequences[seq], end)
+        proposals = self._speculator.propose([ask for *_, ask in branches], cancelled)
+        prepared: dict[int, list[Prepared]] = {item.seq: [] for item in items}
+        for (item, branch, ask), tokens in zip(branches, proposals, strict=True):
+            branch.trail = _trail(ask, tokens)
+            if tokens is None:
+                broken.add(item.seq)
+            elif tokens:
+                *stood, next_token = branch.assumed
+                prepared[item.seq].append(Prepared(len(stood), next_token, tokens, _q(ask, tokens)))
         return [
-            DraftedItem(item.seq, item.gen, item.base_len, tokens or [], broken=tokens is None, worth=worth)
-            for item, tokens, worth in zip(items, proposals, worths, strict=True)
+            DraftedItem(
+                *(item.seq, item.gen, item.base_len, []),
+                broken=item.seq in broken,
+                prepared=prepared[item.seq],
+            )
+            for item in items
         ]
+
+    def _rows(self, parts: Sequence[HiddenRows]) -> list[tuple[int, Tensor]]:
+        found = [(part.start, self.plane.rows(part)) for part in parts]
+        return [(start, rows) for start, rows in found if rows is not None]
+
+    def _ask(self, sequence: LaneSequence, k: int, *, scarce: bool = False, others: bool = False) -> Ask:
+        draws = self._draws and sequence.sampling.temperature >= GREEDY_BELOW
+        return Ask(
+            sequence,
+            k,
+            [] if scarce else None,
+            self._drawing() if draws else None,
+            [] if others else None,
+        )
+
+
+def _trail(ask: Ask, tokens: list[int] | None) -> Trail:
+    return Trail(len(ask.sequence.tokens), tokens or [], ask.others or [])
+
+
+def _q(ask: Ask, tokens: list[int] | None) -> list[QRow]:
+    return ask.drawn_from.rows if tokens and ask.drawn_from is not None else []

@@ -245,6 +245,7 @@ def _circumstances(plan: Plan, prompts: Sequence[Sequence[int]]) -> dict[str, An
         "target": config.target,
         "speculator": config.speculator,
         "k": config.num_speculative_tokens,
+        "acceptance": config.acceptance,
         "engine": config.engine,
         "dtype": config.dtype,
         "device": config.device,

@@ -10,9 +10,12 @@ from executor.cli import (
     chat,
     doctor,
     generate,
+    keys,
+    launch,
     plan,
     prune,
     serve,
+    speculator,
     status,
     swap_speculator,
     top,
@@ -44,6 +47,9 @@ def speclane(
 
 
 app.command()(serve.serve)
+app.command("speculator")(speculator.speculator_server)
+app.command()(keys.keys)
+app.command()(launch.launch)
 app.command()(chat.chat)
 app.command()(generate.generate)
 app.command()(plan.plan)

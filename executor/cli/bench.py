@@ -4,10 +4,12 @@ import typer
 
 from executor.cli import (
     bench_decode,
+    bench_handoff,
     bench_http,
     bench_invariance,
     bench_memory,
     bench_overhead,
+    bench_pool,
     bench_recovery,
 )
 
@@ -17,4 +19,6 @@ app.command("overhead")(bench_overhead.overhead)
 app.command("invariance")(bench_invariance.invariance)
 app.command("recovery")(bench_recovery.recovery)
 app.command("memory")(bench_memory.memory)
+app.command("pool")(bench_pool.pool)
 app.command("http")(bench_http.http)
+app.command("handoff")(bench_handoff.handoff)

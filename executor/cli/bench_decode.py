@@ -43,7 +43,10 @@ class _Runs:
 
 @grouped
 def decode(runs: _Runs, model: ModelOptions, as_json: o.Json = False, verbose: o.Verbose = False) -> None:
-    """Tokens per second with and without speculation, in turns; status 1 if their tokens differ."""
+    """Tokens per second with and without speculation, in turns; status 1 if their tokens differ.
+
+    With --acceptance rejection or block and a temperature they may.
+    """
     log_to_stderr(verbose=verbose)
     plan = _plan(runs, model)
 
@@ -57,7 +60,7 @@ def decode(runs: _Runs, model: ModelOptions, as_json: o.Json = False, verbose: o
     else:
         _show(result)
     _warn(result)
-    if not result["tokens_agree"]:
+    if not (result["tokens_agree"] or _may_differ(result)):
         raise typer.Exit(1)
 
 
@@ -99,8 +102,13 @@ def _warn(result: dict[str, Any]) -> None:
     for row in result["rows"]:
         if row["speedup"] is not None and row["speedup"] < 1:
             log.warning("%s is slower than no speculation: speedup %.2f", row["mode"], row["speedup"])
-    if not result["tokens_agree"]:
+    if not (result["tokens_agree"] or _may_differ(result)):
         log.warning("the runs decoded different tokens: see tokens_sha256")
+
+
+def _may_differ(result: dict[str, Any]) -> bool:
+    """Whether texts hang on what was drafted."""
+    return bool(result["acceptance"] != "coupled" and result["temperature"] > 0.0)
 
 
 def _show(result: dict[str, Any]) -> None:
@@ -109,6 +117,7 @@ def _show(result: dict[str, Any]) -> None:
     from rich.table import Table
 
     title = f"{result['target']}, {result['dtype']}, {result['threads']} threads, batch {result['batch']}"
+    title += f", {result['acceptance']} acceptance"
     columns = ("mode", "tok/s", "speedup", "length", "by position", "draft", "verify", "wire", "tokens")
     caption = "length: tokens per target step; draft, verify, wire: milliseconds per round"
     table = Table(*columns, title=escape(title), caption=caption, box=None)

@@ -22,6 +22,7 @@ class _Sampling(SamplingOptions):
     max_tokens: o.MaxTokens = 512
     temperature: o.Temperature = 0.7
     logprobs: None = field(init=False, default=None)
+    prompt_logprobs: None = field(init=False, default=None)
 
 
 @grouped

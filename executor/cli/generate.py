@@ -47,7 +47,7 @@ def generate(
 ) -> None:
     """Answer prompts. Answers go to stdout as they come, in the order of prompts, all else to stderr."""
     log_to_stderr(verbose=verbose)
-    _refuse_contradictions(raw, system, sampling.logprobs, as_json)
+    _refuse_contradictions(raw, system, sampling, as_json)
     params = sampling.params()
     texts = _prompts(prompt, prompts)
     config = model.config(recovery=recovery.recovery(), max_sequences=1 if len(texts) == 1 else None)
@@ -75,11 +75,12 @@ def generate(
         report.show(done)
 
 
-def _refuse_contradictions(raw: bool, system: str | None, logprobs: int | None, as_json: bool) -> None:
+def _refuse_contradictions(raw: bool, system: str | None, sampling: SamplingOptions, as_json: bool) -> None:
     if raw and system is not None:
         raise InvalidRequest("system", "--system contradicts --raw; leave one of them out")
-    if logprobs is not None and not as_json:
-        raise InvalidRequest("logprobs", "--logprobs are only in the JSON output; add --json")
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(sampling, name) is not None and not as_json:
+            raise InvalidRequest(name, f"--{name.replace('_', '-')} are only in the JSON output; add --json")
 
 
 def _prompts(given: list[str] | None, file: str | None) -> list[str]:
@@ -145,7 +146,8 @@ def _run(
     seconds = time.perf_counter() - began
     lanes.end()
     stats = llm.coordinator.stats
-    return Run(stream.completion, seconds, first or seconds, lanes.as_dicts(), stats, llm.coordinator.stale)
+    stale, transport = llm.coordinator.stale, llm.coordinator.transport
+    return Run(stream.completion, seconds, first or seconds, lanes.as_dicts(), stats, stale, transport)
 
 
 def _run_together(
@@ -175,7 +177,8 @@ def _run_together(
     seconds = time.perf_counter() - began
     lanes.end()
     completions = [stream.completion for stream in streams]
-    return Batch(completions, seconds, lanes.as_dicts(), llm.coordinator.stats, llm.coordinator.stale)
+    stats, stale, transport = llm.coordinator.stats, llm.coordinator.stale, llm.coordinator.transport
+    return Batch(completions, seconds, lanes.as_dicts(), stats, stale, transport)
 
 
 def _first_line(text: str) -> str:

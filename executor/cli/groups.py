@@ -81,10 +81,15 @@ class ModelOptions:
     target_cores: o.TargetCores = None
     speculator_cores: o.SpeculatorCores = None
     lanes: o.Lanes = "process"
+    transport: o.Transport = "auto"
+    require_cuda_ipc: o.RequireCudaIpc = False
     max_model_len: o.MaxModelLen = None
     memory_budget: o.MemoryBudget = None
     kv_tokens: o.KvTokens = None
     max_verify_tokens: o.MaxVerifyTokens = None
+    acceptance: o.Acceptance = "coupled"
+    q_rows: o.QRows = "sparse"
+    keys: o.Keys = None
     threads: o.Threads = None
     cache_dir: o.CacheDir = None
     load_timeout: o.LoadTimeout = None
@@ -119,9 +124,12 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOptions(ModelOptions):
-    """The same for a command that means processes: it kills them, or asks what they take."""
+    """The same for a command that means processes: it kills them, and texts stay the same, or asks what they
+    take."""
 
     lanes: str = field(init=False, default="process")
+    acceptance: str = field(init=False, default="coupled")
+    q_rows: str = field(init=False, default="sparse")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +162,7 @@ class SamplingOptions:
     stop_token_id: o.StopTokenId = None
     ignore_eos: o.IgnoreEos = False
     logprobs: o.Logprobs = None
+    prompt_logprobs: o.PromptLogprobs = None
     presence_penalty: o.PresencePenalty = None
     frequency_penalty: o.FrequencyPenalty = None
     repetition_penalty: o.RepetitionPenalty = None
@@ -199,13 +208,15 @@ class SamplingOptions:
 
 _CONFIG = (
     *("target", "speculator", "engine", "dtype", "device", "lanes", "num_speculative_tokens"),
-    *("max_model_len", "kv_tokens", "max_verify_tokens", "threads", "cache_dir"),
+    *("max_model_len", "kv_tokens", "max_verify_tokens", "keys", "threads", "cache_dir"),
+    *("acceptance", "q_rows"),
     *("target_device", "speculator_device", "target_cores", "speculator_cores"),
+    *("transport", "require_cuda_ipc"),
 )
 """Options that are fields of the Config as they are."""
 _TIMEOUTS = {name: f"{name}_timeout" for name in ("load", "draft", "verify", "hang", "stop")}
 _PARAMS = (
-    *("max_tokens", "min_tokens", "ignore_eos", "logprobs", "seed"),
+    *("max_tokens", "min_tokens", "ignore_eos", "logprobs", "prompt_logprobs", "seed"),
     *("temperature", "top_p", "top_k", "min_p"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )

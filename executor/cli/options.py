@@ -38,8 +38,8 @@ Target = Annotated[str | None, _model("MODEL", "Alias, checkpoint directory or h
 Speculator = Annotated[
     str,
     _model(
-        "off|ngram|suffix|eagle|cascade|MODEL",
-        "What drafts: nothing, lookups, a head, both, or a small model.",
+        "off|ngram|suffix|eagle|cascade|MODEL|ADDRESS",
+        "What drafts: nothing, lookups, a head, both, a small model; or servers, by ipc:// or tcp://.",
     ),
 ]
 NumSpeculativeTokens = Annotated[int | None, _model("K", "Longest draft in tokens, from 1 to 32.", "5")]
@@ -60,6 +60,13 @@ Lanes = Annotated[
     str,
     _model("process|inline", "Each lane in a process of its own, or all in this one, for debuggers."),
 ]
+Transport = Annotated[
+    str,
+    _model("auto|cuda_ipc|memfd|inline", "How tensors go from lane to lane; auto is the first that works."),
+]
+RequireCudaIpc = Annotated[
+    bool, _flag("Model", "--require-cuda-ipc", "Rather fail than have tensors go another way.")
+]
 MaxModelLen = Annotated[
     int | None, _model("N", "Longest sequence in tokens, prompt included.", "the target's")
 ]
@@ -72,10 +79,23 @@ MemoryBudget = Annotated[
 KvTokens = Annotated[
     int | None, _model("N", "Tokens that each lane's KV holds at most.", "all that are of use and fit")
 ]
+Acceptance = Annotated[
+    str,
+    _model(
+        "coupled|rejection|block",
+        "How drafts are judged: the same text whatever drafts, or longer drafts of the same distribution.",
+    ),
+]
+QRows = Annotated[
+    str, _model("sparse|full", "What drafts are drawn from unless coupled: the likeliest 64 tokens, or all.")
+]
 MaxVerifyTokens = Annotated[
     int | None, _model("N", "Tokens that one verification of all sequences takes.", "one pass of the target")
 ]
 Threads = Annotated[int | None, _model("N", "CPU threads of each lane.", "all cores")]
+Keys = Annotated[
+    str | None, _model("DIRECTORY", "Keys for speculator servers, made by speclane keys.", "none")
+]
 CacheDir = Annotated[
     str | None, _model("DIRECTORY", "Where fetched models are kept.", "$SPECLANE_CACHE, else ~/.cache")
 ]
@@ -136,6 +156,8 @@ IgnoreEos = Annotated[bool, _flag("Sampling", "--ignore-eos", "Go on after end-o
 Logprobs = Annotated[
     int | None, _sampling("N", "With --json: log-probability of each token and of N alternatives.")
 ]
+
+PromptLogprobs = Annotated[int | None, _sampling("N", "The same of the prompt's tokens.")]
 
 PresencePenalty = Annotated[
     float | None, _sampling("P", "Taken from the logit of each token that was generated; -2 to 2.", "0")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from executor.config import Config
     from executor.request import Completion
     from executor.stats import Stats
+    from executor.transport import TransportInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Run:
     lanes: list[dict[str, Any]]
     stats: Stats
     stale: int
+    transport: TransportInfo
 
     @property
     def tokens_per_second(self) -> float:
@@ -42,6 +44,7 @@ class Batch:
     lanes: list[dict[str, Any]]
     stats: Stats
     stale: int
+    transport: TransportInfo
 
     @property
     def tokens(self) -> int:
@@ -96,6 +99,10 @@ def _completion(done: Completion) -> dict[str, Any]:
     }
     if done.logprobs is not None:
         result["logprobs"] = [{"logprob": entry.logprob, "top": entry.top} for entry in done.logprobs]
+    if done.prompt_logprobs is not None:
+        result["prompt_logprobs"] = [
+            {"logprob": entry.logprob, "rank": entry.rank, "top": entry.top} for entry in done.prompt_logprobs
+        ]
     return result
 
 
@@ -107,7 +114,9 @@ def _circumstances(run: Run | Batch, config: Config) -> dict[str, Any]:
         "engine": config.engine,
         "dtype": config.dtype,
         "num_speculative_tokens": config.num_speculative_tokens if config.speculates else 0,
+        "acceptance": config.acceptance,
         "lanes": run.lanes,
+        "transport": run.transport._asdict(),
     }
 
 
@@ -123,6 +132,9 @@ def show(run: Run | Batch) -> None:
     for lane in run.lanes:
         memory = "" if lane["resident_mb"] is None else f", {lane['resident_mb']:.0f} MB"
         table.add_row(f"{lane['lane']} lane", f"busy {lane['busy_share']:.0%}{memory}, {lane['engine']}")
+    if run.transport.name != "none":
+        reason = f" ({run.transport.reason})" if run.transport.reason else ""
+        table.add_row("hidden rows", f"by {run.transport.name}{reason}")
     if isinstance(run, Run):
         table.add_row("seed", str(run.completion.seed))
     Console(stderr=True, highlight=False).print(table)

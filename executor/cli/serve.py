@@ -42,6 +42,9 @@ def serve(
     shutdown_timeout: Annotated[
         float, _server("SECONDS", "After SIGTERM, answers under way may go on for so long.")
     ] = 30.0,
+    otlp_endpoint: Annotated[
+        str | None, _server("URL", "OpenTelemetry collector that gets a span per answer.", "none")
+    ] = None,
     cors_origin: Annotated[
         list[str] | None, _server("ORIGIN", "Let pages of this origin call; repeatable.", "none")
     ] = None,
@@ -70,6 +73,7 @@ def serve(
         request_timeout=request_timeout,
         shutdown_timeout=shutdown_timeout,
         cors_origins=tuple(cors_origin or ()),
+        otlp_endpoint=otlp_endpoint,
     )
     bound = bind(options)  # an address that is taken is no reason to load a model first
     with progress_shown():

@@ -32,6 +32,7 @@ def as_dict(reported: "Reported") -> dict[str, Any]:
         "lanes": [msgspec.structs.asdict(lane) for lane in status.lanes],
         "totals": msgspec.structs.asdict(status.totals),
         "load": msgspec.structs.asdict(status.load),
+        "memory": [msgspec.structs.asdict(lane) for lane in status.memory],
         "dropped": msgspec.structs.asdict(reported.dropped),
     }
 

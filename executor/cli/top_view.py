@@ -11,6 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from executor.sizes import size
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -21,6 +23,7 @@ _COLUMNS = 60
 _EVENTS = 8
 _WINDOW_SECONDS = 3.0
 _BAR = 12
+_PARTS = ("process", "weights", "scratch", "graphs", "kv")
 _COLORS = {"healthy": "green", "degraded": "yellow", "recovering": "yellow", "failed": "red"}
 
 
@@ -87,6 +90,12 @@ class TopView:
                 }
                 for lane in status.lanes
             ],
+            "held_tokens": status.load.tokens,
+            "memory": [
+                {"lane": lane.lane, "device": lane.device, "kv_tokens": lane.kv_tokens, "total": lane.total}
+                | {part: getattr(lane, part) for part in _PARTS}
+                for lane in status.memory
+            ],
         }
 
     def __rich__(self) -> RenderableType:
@@ -101,6 +110,9 @@ class TopView:
             self._lanes(status),
             Text(),
             _positions(status),
+            Text(),
+            _memory(status),
+            Text(),
             events,
         )
 
@@ -170,6 +182,19 @@ def _state(lane: LaneStatus) -> str:
 def _shares(status: Status) -> list[float]:
     accepted = [*status.accepted, *[0] * (len(status.drafted) - len(status.accepted))]
     return [a / d if d else 0.0 for a, d in zip(accepted, status.drafted, strict=True)]
+
+
+def _memory(status: Status) -> Table:
+    """The plan, and how much of the room for tokens is taken."""
+    table = Table.grid(padding=(0, 2))
+    for lane in status.memory:
+        parts = {part: getattr(lane, part) for part in _PARTS}
+        told = ", ".join(f"{part} {size(nbytes)}" for part, nbytes in parts.items() if nbytes)
+        held = f"{status.load.tokens} of {lane.kv_tokens} tokens held"
+        table.add_row(
+            f"{lane.lane} memory", f"[bold]{size(lane.total)}[/] on {escape(lane.device)}", held, told
+        )
+    return table
 
 
 def _positions(status: Status) -> Table:

@@ -16,7 +16,7 @@ from executor.server.errors import ApiError
 from executor.server.shape import acceptance_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
     from starlette.types import Receive, Scope, Send
 
@@ -66,41 +66,40 @@ class Streamed:
         self._usage = bool(options and options.include_usage)
         self._acceptance = bool(options and options.include_acceptance)
         self._opened: set[int] = set()
+        self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(hang_up(receive, self._generation.cancel))
-        started = False
         try:
-            async for data in self._events():
-                if not started:
-                    started = True
-                    await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+            async for outputs in self._generation.outputs():
+                # What came at once goes out at once.
+                chunks = [chunk for choice, output in outputs for chunk in self._chunks(choice, output)]
+                if chunks:
+                    await self._say(send, b"".join(map(event, chunks)))
+            completions = [self._generation.completions[i] for i in range(len(self._generation.jobs))]
+            usage = event(self._shape.usage(completions)) if self._usage else b""
+            await self._say(send, usage + b"data: [DONE]\n\n")
         except ApiError as error:
-            if not started:
+            if not self._started:
                 raise
-            await send({"type": "http.response.body", "body": event(error.body), "more_body": True})
+            await self._say(send, event(error.body))
         finally:
             watcher.cancel()
             self._generation.cancel()
         await send({"type": "http.response.body", "body": b""})
 
-    async def _events(self) -> AsyncIterator[bytes]:
-        """What came at once goes out at once."""
-        async for outputs in self._generation.outputs():
-            chunks = [chunk for choice, output in outputs for chunk in self._chunks(choice, output)]
-            if chunks:
-                yield b"".join(map(event, chunks))
-        completions = [self._generation.completions[i] for i in range(len(self._generation.jobs))]
-        usage = event(self._shape.usage(completions)) if self._usage else b""
-        yield usage + b"data: [DONE]\n\n"
+    async def _say(self, send: Send, data: bytes) -> None:
+        if not self._started:
+            self._started = True
+            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        await send({"type": "http.response.body", "body": data, "more_body": True})
 
     def _chunks(self, choice: int, output: Any) -> list[dict[str, Any]]:
         chunks = []
-        if choice not in self._opened:
-            self._opened.add(choice)
-            chunks.append(self._shape.opening(choice))
         if isinstance(output, Delta):
+            if choice not in self._opened:
+                self._opened.add(choice)
+                chunks.append(self._shape.opening(choice, output))
             chunk = self._shape.delta(choice, output)
             if chunk is not None and self._acceptance:
                 chunk["acceptance"] = acceptance_of(output)

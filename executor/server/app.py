@@ -90,14 +90,15 @@ class Api:
         body = decode(data, ChatBody)
         self._check_model(body.model)
         jobs = await self._jobs(data, body, chat.jobs)
-        return self._answer(body, jobs, chat.ChatShape(body, self._llm.text, self._model))
+        return self._answer(request, body, jobs, chat.ChatShape(body, self._llm.text, self._model))
 
     async def complete(self, request: Request) -> Any:
         data = await self._body(request)
         body = decode(data, CompletionBody)
         self._check_model(body.model)
         jobs = await self._jobs(data, body, completions.jobs)
-        return self._answer(body, jobs, completions.CompletionShape(body, self._llm.text, self._model, jobs))
+        shape = completions.CompletionShape(body, self._llm.text, self._model, jobs)
+        return self._answer(request, body, jobs, shape)
 
     async def _jobs(self, data: bytes, body: Any, make: Callable[[LLM, Any], list[Job]]) -> list[Job]:
         """A grammar may take as long to understand as a long text to encode."""
@@ -112,10 +113,10 @@ class Api:
             reason = str(error).removeprefix("grammar: ")
             raise InvalidRequest(field, f"{field}: {reason}") from None
 
-    def _answer(self, body: Sampled, jobs: Sequence[Job], shape: Shape) -> Whole | Streamed:
+    def _answer(self, request: Request, body: Sampled, jobs: Sequence[Job], shape: Shape) -> Whole | Streamed:
         if body.stream_options is not None and not body.stream:
             refuse("stream_options", "stream_options is for streams; add stream: true")
-        generation = self._desk.begin(jobs, shape.id, body.user)
+        generation = self._desk.begin(jobs, shape.id, body.user, request.headers)
         return Streamed(generation, shape, body.stream_options) if body.stream else Whole(generation, shape)
 
     # ------------------------------------------------------------ models and tokens

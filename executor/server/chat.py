@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from executor.server.bodies import ChatBody
 
 _MOST_TOKENS = 1 << 31
+_KEYS = (
+    *("role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal"),
+    "reasoning_content",
+)
+"""Of messages. What of them a template must have a place for, the model's text says."""
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
@@ -29,7 +34,9 @@ def jobs(llm: LLM, body: ChatBody) -> list[Job]:
     messages = [message(i, sent) for i, sent in enumerate(body.messages)]
     if not messages:
         refuse("messages", 'messages is empty; try [{"role": "user", "content": "hello"}]')
-    tools = [] if body.tool_choice == "none" else body.tools or []
+    tools = [tool(i, sent) for i, sent in enumerate(body.tools or ())]
+    if body.tool_choice == "none":
+        tools = []
     try:
         tokens = llm.encode_chat(messages, SamplingParams(), tools=tools)
         max_tokens = _max_tokens(body, llm.max_model_len - len(tokens))
@@ -50,7 +57,7 @@ class ChatShape:
         self._logprobs = bool(body.logprobs)
         self.id = self._envelope.id
 
-    def opening(self, choice: int) -> dict[str, Any] | None:
+    def opening(self, choice: int, first: Delta) -> dict[str, Any] | None:
         return self._chunk(choice, {"role": "assistant", "content": ""})
 
     def delta(self, choice: int, delta: Delta) -> dict[str, Any] | None:
@@ -70,7 +77,12 @@ class ChatShape:
 
     def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
         answers = [self._answer(i, completion) for i, completion in enumerate(completions)]
-        return self._envelope.whole(completions, answers)
+        whole = self._envelope.whole(completions, answers)
+        if (entries := completions[0].prompt_logprobs) is not None:  # all answer the same prompt
+            whole["prompt_logprobs"] = logprobs.of_prompt(
+                self._text, completions[0].prompt_token_ids, entries
+            )
+        return whole
 
     def _answer(self, choice: int, completion: Completion) -> dict[str, Any]:
         entries = completion.logprobs
@@ -122,7 +134,20 @@ def message(i: int, sent: dict[str, Any]) -> dict[str, Any]:
         content = "".join(_part(f"{where}.content[{j}]", part) for j, part in enumerate(content))
     elif content is not None and not isinstance(content, str):
         refuse(f"{where}.content", f"{where}.content must be text or a list of parts, got {content!r:.80}")
+    for key in sent:
+        if key not in _KEYS and sent[key] is not None:
+            refuse(f"{where}.{key}", f"{where}.{key} is not known here; leave it out", code="unknown_field")
     return sent | {"content": content}
+
+
+def tool(i: int, sent: dict[str, Any]) -> dict[str, Any]:
+    """A tool as a template reads it."""
+    function = sent.get("function")
+    named = isinstance(function, dict) and isinstance(function.get("name"), str)
+    if sent.get("type") != "function" or not named:
+        works = '{"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}'
+        refuse(f"tools[{i}]", f"tools[{i}] must be a function with a name; try {works}")
+    return sent
 
 
 def _part(where: str, part: Any) -> str:

@@ -19,7 +19,7 @@ from executor.server.errors import ApiError, api_error
 from executor.server.mailbox import Mailbox
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from executor.llm import LLM
     from executor.sampling import SamplingParams
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("speclane")
+_NO_HEADERS: Mapping[str, str] = {}
 
 
 class Job(NamedTuple):
@@ -36,11 +37,39 @@ class Job(NamedTuple):
     params: SamplingParams
 
 
+class Ended(NamedTuple):
+    """An answer that has ended. began_ns: since 1970. first_seconds: until its first token, if there was one.
+
+    headers: of its request; a client may name its trace there.
+    """
+
+    label: str
+    user: str | None
+    jobs: Sequence[Job]
+    completions: Sequence[Completion]
+    failure: ApiError | None
+    began_ns: int
+    seconds: float
+    first_seconds: float | None
+    headers: Mapping[str, str]
+
+
 class Desk:
     """Takes jobs for an executor. `draining`: set when no more are taken."""
 
-    def __init__(self, llm: LLM, max_queue: int, timeout: float | None, metrics: Metrics) -> None:
-        """`max_queue`: sequences beyond those that can run at once. `timeout`: seconds for an answer."""
+    def __init__(
+        self,
+        llm: LLM,
+        max_queue: int,
+        timeout: float | None,
+        metrics: Metrics,
+        record: Callable[[Ended], None] | None = None,
+    ) -> None:
+        """`max_queue`: sequences beyond those that can run at once. `timeout`: seconds for an answer.
+
+        `record` is called with each answer that has ended.
+        """
+        self._record = record
         self._llm = llm
         self._capacity = llm.config.max_sequences + max_queue
         self._timeout = timeout
@@ -50,8 +79,14 @@ class Desk:
         self._sequences = 0
         self.draining = asyncio.Event()
 
-    def begin(self, jobs: Sequence[Job], label: str, user: str | None = None) -> Generation:
-        """Submit all jobs or none. `label` and `user` say in the log whose they are.
+    def begin(
+        self,
+        jobs: Sequence[Job],
+        label: str,
+        user: str | None = None,
+        headers: Mapping[str, str] = _NO_HEADERS,
+    ) -> Generation:
+        """Submit all jobs or none. `label` and `user` say in the log whose they are; `headers`: see Ended.
 
         Raises ApiError: 429 if the queue has no room, 503 if nothing runs.
         """
@@ -71,7 +106,7 @@ class Desk:
                 headers={"Retry-After": "1"},
             )
         generation = Generation(jobs, self._metrics, self._ended)
-        generation.label, generation.user = label, user
+        generation.label, generation.user, generation.headers = label, user, headers
         self._open.add(generation)
         self._sequences += len(jobs)
         generation.start(self._llm, self._mailbox, self._timeout)
@@ -91,7 +126,10 @@ class Desk:
         self._sequences -= sequences
         if not generation.unfinished:
             self._open.discard(generation)
-            generation.log_end()
+            ended = generation.story()
+            _log(ended)
+            if self._record is not None:
+                self._record(ended)
 
 
 class Generation:
@@ -107,12 +145,15 @@ class Generation:
         self._ended = ended
         self._arrived: list[tuple[int, Delta | Completion]] = []
         self._failure: ApiError | None = None
-        self._news = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
         self._cancels: list[Callable[[], None]] = []
         self._deadline: asyncio.TimerHandle | None = None
         self.label = ""
         self.user: str | None = None
+        self.headers: Mapping[str, str] = _NO_HEADERS
+        self._began_ns = time.time_ns()
         self._began = time.perf_counter()
+        self._first: float | None = None
 
     def start(self, llm: LLM, mailbox: Mailbox, timeout: float | None) -> None:
         """Raises ApiError if the executor takes no requests any more."""
@@ -147,8 +188,8 @@ class Generation:
             elif not self.unfinished:
                 return
             else:
-                self._news.clear()
-                await self._news.wait()
+                self._reader = asyncio.get_running_loop().create_future()
+                await self._reader
 
     async def finished(self) -> list[Completion]:
         """All of it, in the order of the choices. Raises ApiError."""
@@ -156,30 +197,28 @@ class Generation:
             pass
         return [self.completions[i] for i in range(len(self.jobs))]
 
-    def log_end(self) -> None:
-        """One line for each request, as of events: what it took and how it ended."""
-        completions = self.completions.values()
-        reasons = sorted({completion.finish_reason for completion in completions})
-        log.info(
-            "%s",
-            line(
-                "request_ended",
-                id=self.label,
-                user=self.user,
-                choices=len(self.jobs),
-                prompt_tokens=len(self.jobs[0].tokens),
-                tokens=sum(len(completion.token_ids) for completion in completions),
-                seconds=round(time.perf_counter() - self._began, 3),
-                reason=",".join(reasons) if self._failure is None else self._failure.code,
-            ),
+    def story(self) -> Ended:
+        """Of one that has ended."""
+        return Ended(
+            label=self.label,
+            user=self.user,
+            jobs=self.jobs,
+            completions=[self.completions[choice] for choice in sorted(self.completions)],
+            failure=self._failure,
+            began_ns=self._began_ns,
+            seconds=time.perf_counter() - self._began,
+            first_seconds=self._first,
+            headers=self.headers,
         )
 
     # ------------------------------------------------------------ inside
 
     def _receive(self, choice: int, output: Delta | Completion | SpeclaneError) -> None:
-        self._news.set()
+        self._wake()
         watch = self._watches[choice]
         if isinstance(output, Delta):
+            if self._first is None:
+                self._first = time.perf_counter() - self._began
             watch.added(len(output.token_ids))
             self._arrived.append((choice, output))
         elif isinstance(output, Completion):
@@ -195,6 +234,12 @@ class Generation:
             self._fail(api_error(output))
             self._leave(choice)
 
+    def _wake(self) -> None:
+        """Whoever waits for outputs looks again."""
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():
+            reader.set_result(None)
+
     def _leave(self, choice: int) -> None:
         self.unfinished.discard(choice)
         if not self.unfinished and self._deadline is not None:
@@ -206,5 +251,23 @@ class Generation:
 
     def _fail(self, failure: ApiError) -> None:
         self._failure = self._failure or failure
-        self._news.set()
+        self._wake()
         self.cancel()
+
+
+def _log(ended: Ended) -> None:
+    """One line for each request, as of events: what it took and how it ended."""
+    reasons = sorted({completion.finish_reason for completion in ended.completions})
+    log.info(
+        "%s",
+        line(
+            "request_ended",
+            id=ended.label,
+            user=ended.user,
+            choices=len(ended.jobs),
+            prompt_tokens=len(ended.jobs[0].tokens),
+            tokens=sum(len(completion.token_ids) for completion in ended.completions),
+            seconds=round(ended.seconds, 3),
+            reason=",".join(reasons) if ended.failure is None else ended.failure.code,
+        ),
+    )

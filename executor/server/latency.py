@@ -1,38 +1,33 @@
-"""A histogram that takes several equal values at once, as the tokens of a round are. Pure.
-
-It is cheap to feed, since the event loop's every microsecond delays somebody; Prometheus's form of it is made
-when it is scraped.
-"""
+"""Histograms as Prometheus counts them, made when it asks. Pure."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import HistogramMetricFamily
+
+from executor.histogram import Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Distribution:
+class Distribution(Histogram):
+    """A histogram with the name that it is scraped by."""
+
     def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
-        """`bounds`: upper ones of the buckets, ascending; beyond the last there is one more."""
+        super().__init__(bounds)
         self._name = name
         self._text = text
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        self._counts[bisect_left(self._bounds, value)] += times
-        self._sum += value * times
 
     def family(self, labels: Sequence[str], values: Sequence[str]) -> HistogramMetricFamily:
-        """As Prometheus counts: each bucket holds those below it, too."""
         family = HistogramMetricFamily(self._name, self._text, labels=labels)
-        names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
-        buckets = list(zip(names, accumulate(self._counts), strict=True))
-        family.add_metric(values, buckets, self._sum)
+        add(family, values, self)
         return family
+
+
+def add(family: HistogramMetricFamily, values: Sequence[str], histogram: Histogram) -> None:
+    """One more labelled histogram of a family: each bucket holds those below it, too."""
+    names = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
+    buckets = list(zip(names, histogram.cumulative(), strict=True))
+    family.add_metric(values, buckets, histogram.sum)

@@ -25,9 +25,16 @@ def of_chat(text: ModelText, tokens: Sequence[int], entries: Sequence[TokenLogpr
 
 
 def of_completion(
-    text: ModelText, tokens: Sequence[int], entries: Sequence[TokenLogprobs], offset: int
+    text: ModelText,
+    tokens: Sequence[int],
+    entries: Sequence[TokenLogprobs | None],
+    offset: int,
+    most: int,
 ) -> dict[str, Any]:
-    """For a completion: parallel lists. `offset`: characters of the answer before the first token."""
+    """For a completion: parallel lists. `offset`: characters of the answer before the first token.
+
+    A prompt's first token has no entry. `most`: of the alternatives, so many.
+    """
     spelled = [_spelled(text, token) for token in tokens]
     offsets = []
     for piece in spelled:
@@ -35,14 +42,41 @@ def of_completion(
         offset += len(piece)
     return {
         "tokens": spelled,
-        "token_logprobs": [_finite(entry.logprob) for entry in entries],
+        "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in entries],
         "top_logprobs": [
-            {_spelled(text, other): _finite(logprob) for other, logprob in reversed(entry.top)}
+            None
+            if entry is None
+            else {_spelled(text, other): _finite(logprob) for other, logprob in reversed(entry.top[:most])}
             | {piece: _finite(entry.logprob)}
             for piece, entry in zip(spelled, entries, strict=True)
         ],
         "text_offset": offsets,
     }
+
+
+def of_prompt(
+    text: ModelText, tokens: Sequence[int], entries: Sequence[TokenLogprobs], most: int | None = None
+) -> list[dict[str, Any] | None]:
+    """As vLLM spells those of a prompt: by token id, the prompt's own first; none for its first token.
+
+    `most`: of the alternatives, so many; None is all.
+    """
+    told: list[dict[str, Any] | None] = [None]
+    for token, entry in zip(tokens[1:], entries, strict=True):
+        ranked = {other: (logprob, i) for i, (other, logprob) in enumerate(entry.top[:most], 1)}
+        named = {token: (entry.logprob, entry.rank)} | ranked
+        named[token] = entry.logprob, entry.rank
+        told.append(
+            {
+                str(other): {
+                    "logprob": _finite(logprob),
+                    "rank": rank,
+                    "decoded_token": _spelled(text, other),
+                }
+                for other, (logprob, rank) in named.items()
+            }
+        )
+    return told
 
 
 def _named(text: ModelText, token: int, logprob: float) -> dict[str, Any]:

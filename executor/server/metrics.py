@@ -10,11 +10,16 @@ import time
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from executor.request import Acceptance
-from executor.server.latency import Distribution
+from executor.server.latency import Distribution, add
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -39,7 +44,7 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._registry.register(_State(llm, model_name))
-        self._values = values = (model_name, "0")
+        self._values = (model_name, "0")
 
         self.first_token = Distribution(
             "vllm:time_to_first_token_seconds", "From request to first token.", _FIRST_TOKEN
@@ -51,8 +56,8 @@ class Metrics:
         self.prompt_length = Distribution("vllm:request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
         self.length = Distribution("vllm:request_generation_tokens", "Tokens of an answer.", _TOKENS)
         self._registry.register(self)
-        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Tokens of prompts.", values)
-        self.tokens = self._counter("vllm:generation_tokens", "Tokens given out.", values)
+        self.prompt_tokens = self.tokens = 0
+        """Of prompts that have been run, and given out."""
         self._ended = Counter(
             "vllm:request_success",
             "Requests that ended, by reason.",
@@ -70,15 +75,19 @@ class Metrics:
         self._ended.labels(*self._values, reason).inc(count)
 
     def collect(self) -> Iterator[Metric]:
-        """The distributions, when Prometheus asks."""
+        """What was counted as requests went by, when Prometheus asks."""
+        for name, text, count in (
+            ("vllm:prompt_tokens", "Tokens of prompts.", self.prompt_tokens),
+            ("vllm:generation_tokens", "Tokens given out.", self.tokens),
+        ):
+            family = CounterMetricFamily(name, text, labels=_LABELS)
+            family.add_metric(self._values, count)
+            yield family
         for each in (self.first_token, self.between_tokens, self.whole, self.prompt_length, self.length):
             yield each.family(_LABELS, self._values)
 
     def exposition(self) -> bytes:
         return generate_latest(self._registry)
-
-    def _counter(self, name: str, text: str, values: tuple[str, ...]) -> Counter:
-        return Counter(name, text, _LABELS, registry=self._registry).labels(*values)
 
 
 class Watch:
@@ -97,12 +106,12 @@ class Watch:
         if self._tokens == 0:
             metrics.first_token.observe(now - self._began)
             metrics.prompt_length.observe(self._prompt_tokens)
-            metrics.prompt_tokens.inc(self._prompt_tokens)
+            metrics.prompt_tokens += self._prompt_tokens
         else:
             metrics.between_tokens.observe((now - self._last) / max(1, tokens), tokens)
         self._last = now
         self._tokens += tokens
-        metrics.tokens.inc(tokens)
+        metrics.tokens += tokens
 
     def ended(self, reason: str) -> None:
         self._metrics.whole.observe(time.perf_counter() - self._began)
@@ -121,6 +130,7 @@ class _State:
         yield from self._load()
         yield from self._acceptance()
         yield from self._rounds()
+        yield from self._hypotheses()
         yield from self._lanes()
         yield from self._memory()
 
@@ -191,6 +201,18 @@ class _State:
         k = self._llm.config.num_speculative_tokens if self._llm.speculation != "off" else 0
         yield GaugeMetricFamily("speclane_num_speculative_tokens", "Longest draft, K.", value=k)
 
+    def _hypotheses(self) -> Iterator[Metric]:
+        stats = self._llm.coordinator.stats
+        hits, asked = stats.hits, stats.hits + stats.misses
+        yield GaugeMetricFamily("speclane_hypotheses", "Prepared per sequence, N.", value=stats.hypotheses)
+        yield CounterMetricFamily("speclane_hypothesis_hits", "Verdicts that one foresaw.", value=hits)
+        yield CounterMetricFamily(
+            "speclane_hypothesis_misses", "Verdicts that none foresaw.", value=stats.misses
+        )
+        yield GaugeMetricFamily(
+            "speclane_hypothesis_hit_rate", "Hits among them, 0 … 1.", value=hits / asked if asked else 0.0
+        )
+
     def _lanes(self) -> Iterator[Metric]:
         coordinator = self._llm.coordinator
         lanes = coordinator.lanes
@@ -210,6 +232,26 @@ class _State:
             for name, (text, of) in table.items():
                 metric = family(f"speclane_{name}", text, labels=("lane",))
                 yield _labelled(metric, {lane.name: float(of(lane)) for lane in lanes})
+        info = InfoMetricFamily("speclane_transport", "How tensors go from lane to lane.")
+        info.add_metric((), coordinator.transport._asdict())
+        yield info
+        yield _labelled(
+            GaugeMetricFamily(
+                "speclane_slots", "Of shared tensor memory, by who needs them.", labels=("state",)
+            ),
+            {state: float(count) for state, count in coordinator.slots.items()},
+        )
+        times = coordinator.lane_times
+        bubbles = CounterMetricFamily(
+            "speclane_lane_bubble_seconds", "Rounds ran, and it had nothing to do.", labels=("lane",)
+        )
+        yield _labelled(bubbles, {lane.name: times.bubble_ns[lane.name] / 1e9 for lane in lanes})
+        wire = HistogramMetricFamily(
+            "speclane_wire_latency_seconds", "From order to reply, less what it computed.", labels=("lane",)
+        )
+        for lane in lanes:
+            add(wire, (lane.name,), times.wire[lane.name])
+        yield wire
         states = ("starting", "healthy", "degraded", "recovering", "failed")
         yield _labelled(
             GaugeMetricFamily("speclane_health", "1 for the present state.", labels=("state",)),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
+from urllib.parse import urlsplit
 
 from executor.config import check_seconds
 from executor.errors import InvalidConfig
@@ -18,6 +20,7 @@ class ServerOptions:
     max_body: bytes of a request's body. max_queue: sequences that may wait for a seat; more are told 429.
     request_timeout: seconds that an answer may take, waiting included; None is without limit.
     shutdown_timeout: seconds that answers under way get after SIGTERM.
+    otlp_endpoint: where an OpenTelemetry collector takes spans, OTLP by HTTP; None sends none.
     cors_origins: origins whose pages may call this server from a browser.
     """
 
@@ -30,6 +33,7 @@ class ServerOptions:
     request_timeout: float | None = None
     shutdown_timeout: float = 30.0
     cors_origins: tuple[str, ...] = ()
+    otlp_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         """Raises InvalidConfig."""
@@ -45,11 +49,31 @@ class ServerOptions:
             raise InvalidConfig(
                 "api_key", "api-key must be plain text that is not empty; try `openssl rand -hex 32`"
             )
+        if self.otlp_endpoint is not None:
+            object.__setattr__(self, "otlp_endpoint", _collector(self.otlp_endpoint))
         for origin in self.cors_origins:
             if origin != "*" and not origin.startswith(("http://", "https://")):
                 raise InvalidConfig(
                     "cors_origin", f"cors-origin {origin!r} is no origin; try http://localhost:3000"
                 )
+
+
+def _collector(url: str) -> str:
+    """The endpoint with its path. Raises InvalidConfig, also if there is nothing to send spans with."""
+    works = "http://localhost:4318"
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InvalidConfig("otlp_endpoint", f"otlp-endpoint {url!r} is no URL of a collector; try {works}")
+    try:
+        found = find_spec("opentelemetry.exporter.otlp.proto.http")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise InvalidConfig(
+            "otlp_endpoint",
+            "otlp-endpoint needs OpenTelemetry, which is not installed; try pip install 'speclane[otel]'",
+        )
+    return url if parts.path.strip("/") else f"{url.rstrip('/')}/v1/traces"
 
 
 def _within(name: str, value: int, low: int, high: int, works: int) -> None:

@@ -25,7 +25,7 @@ MAX_BAD_WORDS = 256
 MAX_BIASES = 1024
 
 _AS_THEY_ARE = (
-    *("temperature", "top_p", "min_p", "seed", "min_tokens", "ignore_eos"),
+    *("temperature", "top_p", "min_p", "seed", "min_tokens", "ignore_eos", "prompt_logprobs"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
 
@@ -54,12 +54,8 @@ def sampling_params(body: Sampled, max_tokens: int, logprobs: int | None) -> Sam
         wanted["allowed_token_ids"] = tuple(body.allowed_token_ids)
     if body.logit_bias is not None:
         wanted["logit_bias"] = _bias(body.logit_bias)
-    if body.prompt_logprobs is not None:
-        refuse(
-            "prompt_logprobs",
-            "prompt_logprobs is not supported by this version; leave it out",
-            code="unsupported_field",
-        )
+    if body.prompt_logprobs is not None and body.stream:
+        refuse("prompt_logprobs", "prompt_logprobs is not for streams; leave out one of them")
     return SamplingParams(**wanted, grammar=form(body))
 
 

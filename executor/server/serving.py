@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from executor.llm import LLM
     from executor.server.options import ServerOptions
+    from executor.server.tracing import Tracing
 
 _WATCH_SECONDS = 0.5
 _LAST_BYTES_SECONDS = 2
@@ -109,7 +110,9 @@ class Server:
         model = options.model_name or llm.config.target
         metrics = Metrics(llm, model)
         guard = Guard(options.api_key, options.max_body)
-        self._desk = Desk(llm, options.max_queue, options.request_timeout, metrics)
+        tracing = _tracing(options.otlp_endpoint, model)
+        record = tracing.record if tracing is not None else None
+        self._desk = Desk(llm, options.max_queue, options.request_timeout, metrics, record)
         api = Api(llm, model, guard, self._desk, SpeculatorSwitch(llm), metrics)
         live = Live(llm, model, self._desk.draining)
         routes = [*api.routes(), *Page(live, guard).routes()]
@@ -132,6 +135,8 @@ class Server:
             finally:
                 watcher.cancel()
                 live.close()
+                if tracing is not None:
+                    await asyncio.to_thread(tracing.close)
         health = llm.coordinator.health
         if health.state == "failed":
             raise SpeclaneError(f"the executor failed: {health.reason}")
@@ -181,6 +186,14 @@ class Server:
             for number, handler in zip(numbers, before, strict=True):
                 loop.remove_signal_handler(number)
                 signal.signal(number, handler)
+
+
+def _tracing(endpoint: str | None, model: str) -> Tracing | None:
+    if endpoint is None:
+        return None
+    from executor.server.tracing import Tracing  # its packages are an extra
+
+    return Tracing(endpoint, model)
 
 
 class _Uvicorn(uvicorn.Server):

@@ -19,7 +19,7 @@ class Shape(Protocol):
 
     id: str
 
-    def opening(self, choice: int) -> dict[str, Any] | None:
+    def opening(self, choice: int, first: Delta) -> dict[str, Any] | None:
         """The chunk before the first delta of a choice."""
         ...
 

@@ -12,6 +12,8 @@ import time
 
 import pytest
 
+from ipc.lifeline import Lifeline
+
 SECONDS = 2.0
 
 PROGRAM = """
@@ -97,36 +99,30 @@ def guarded(parent_pid: int, death_fd: int) -> subprocess.Popen[str]:
 
 
 @pytest.fixture
-def pipe():
-    """Read and write end; the test may close them itself."""
-    ends = os.pipe()
-    yield ends
-    for end in ends:
-        try:
-            os.close(end)
-        except OSError:
-            continue
+def lifeline():
+    """The test may close it itself."""
+    line = Lifeline()
+    yield line
+    line.close()
 
 
-def test_the_death_pipe_alone_ends_a_worker_inside_a_c_call(pipe):
+def test_the_lifeline_alone_ends_a_worker_inside_a_c_call(lifeline):
     """Its parent, this process, lives on."""
-    reading, writing = pipe
-    with guarded(os.getpid(), reading) as worker:
+    with guarded(os.getpid(), lifeline.worker_fd) as worker:
         assert worker.stdout is not None
         assert worker.stdout.readline() == "guarded\n"
         assert worker.poll() is None
-        os.close(writing)
+        lifeline.close()
         assert worker.wait(SECONDS) == -signal.SIGKILL
 
 
-def test_the_end_of_the_spawning_thread_alone_ends_a_worker_inside_a_c_call(pipe):
-    """The pipe stays open."""
-    reading, _ = pipe
+def test_the_end_of_the_spawning_thread_alone_ends_a_worker_inside_a_c_call(lifeline):
+    """The lifeline stays open."""
     spawned: list[subprocess.Popen[str]] = []
     ready, leave = threading.Event(), threading.Event()
 
     def spawn() -> None:
-        spawned.append(guarded(os.getpid(), reading))
+        spawned.append(guarded(os.getpid(), lifeline.worker_fd))
         ready.set()
         leave.wait()
 
@@ -142,12 +138,62 @@ def test_the_end_of_the_spawning_thread_alone_ends_a_worker_inside_a_c_call(pipe
         assert worker.wait(SECONDS) == -signal.SIGKILL
 
 
-def test_a_worker_whose_parent_is_gone_already_does_not_begin(pipe):
-    reading, writing = pipe
-    with guarded(os.getpid() + 1, reading) as worker:  # as if the real parent had died and been replaced
+def test_a_worker_whose_parent_is_gone_already_does_not_begin(lifeline):
+    with guarded(
+        os.getpid() + 1, lifeline.worker_fd
+    ) as worker:  # as if the real parent had died and been replaced
         assert worker.communicate(timeout=30)[0] == ""
     assert worker.returncode == 1
-    os.close(writing)
-    with guarded(os.getpid(), reading) as worker:
+    lifeline._own.close()
+    with guarded(os.getpid(), lifeline.worker_fd) as worker:
         assert worker.communicate(timeout=30)[0] == ""
     assert worker.returncode == 1
+
+
+CORRESPONDENT = """
+import os, sys, time
+from ipc.lifeline import WorkerEnd
+from workers.guard import die_with
+die_with(int(sys.argv[1]), int(sys.argv[2]))
+end = WorkerEnd(int(sys.argv[2]))
+for _ in sys.stdin:
+    fd = os.memfd_create("from the worker")
+    os.write(fd, b"there")
+    assert end.give("there", fd)
+    os.close(fd)
+    print("sent", flush=True)
+    sys.stdin.readline()
+    back = end.take("back")
+    assert end.take("back") is None
+    print(os.pread(back, 9, 0).decode(), flush=True)
+    os.close(back)
+"""
+
+
+def test_files_go_both_ways_along_a_lifeline_without_harm(lifeline):
+    """Although the worker would die of a single byte that came by the lifeline itself."""
+    command = [sys.executable, "-c", CORRESPONDENT, str(os.getpid()), str(lifeline.worker_fd)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, pass_fds=(lifeline.worker_fd,), **pipes) as worker:
+        lifeline.handed_over()
+
+        def say() -> str:
+            worker.stdin.write("\n")
+            worker.stdin.flush()
+            return worker.stdout.readline()
+
+        for _ in range(3):
+            assert say() == "sent\n"
+            assert lifeline.take("another") is None
+            there = lifeline.take("there")
+            assert os.pread(there, 9, 0) == b"there"
+            os.ftruncate(there, 0)
+            os.pwrite(there, b"back", 0)
+            assert lifeline.give("back", there)
+            os.close(there)
+            assert say() == "back\n"
+        assert worker.poll() is None
+        lifeline._own.send(b"x")
+        assert worker.wait(SECONDS) == -signal.SIGKILL
+    assert lifeline.take("there") is None  # nobody is there any more
+    assert not lifeline.give("back", 0)

@@ -21,10 +21,12 @@ from workers.sequence import LaneSequence
 from workers.speculator import Ask
 from workers.speculators.cascade import CascadeSpeculator
 from workers.speculators.head import Entry, Head
+from workers.tensor_plane import TensorPlane
 
 TRAINING = Path(__file__).parents[2] / "deploy" / "train"
 HIDDEN, HEAD_DIM, VOCABULARY, WINDOW = 96, 16, 211, 32
-TAPS = (1, 2)
+TAPS = (1, 2, 0)
+PLANE = TensorPlane()
 TEXT = [
     3,
     1,
@@ -111,7 +113,7 @@ def spec(trained, tmp_path_factory) -> HeadSpec:
 
 def rows_of(engine: NativeEngine, tokens: list[int], cuts: list[int], since: int = 0) -> list[HiddenRows]:
     """What is shown of a text that is run in pieces up to each of `cuts`."""
-    tap = Tap(TAPS, {0: since})
+    tap = Tap(TAPS, {0: since}, lambda start, rows: PLANE.pack_rows(start, rows, ""))
     engine.open(0)
     for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=False):
         engine.forward([Window(0, start, tokens[start:end], 1)], tap)
@@ -135,8 +137,8 @@ def test_rows_are_those_of_transformers(engine, target):
         model(torch.tensor([TEXT]))
     hook.remove()
     expected = torch.cat((states[1], before_norm["x"], states[2]), dim=-1)[0]
-    shown = b"".join(part.data for part in rows_of(engine, TEXT, []))
-    rows = torch.frombuffer(bytearray(shown), dtype=torch.bfloat16).view(len(TEXT), -1).float()
+    joined = b"".join(part.data for part in rows_of(engine, TEXT, []))
+    rows = torch.frombuffer(bytearray(joined), dtype=torch.bfloat16).view(len(TEXT), -1).float()
     torch.testing.assert_close(rows, expected, rtol=0.01, atol=0.01)
 
 
@@ -162,7 +164,7 @@ def test_a_head_drafts_as_it_was_trained(trained, spec, target, narrow):
         outputs = [out[0, -1] for out in trained.steps(rows.float(), embedded)]
         expected = [out @ head._embedding[head.tokens].float().T for out in outputs]
         context = head.context()
-        fused = head.fuse(rows.view(torch.int16).numpy().tobytes())
+        fused = head.fuse(rows[0])
         for first in range(0, count - 1, 7):  # in pieces, over the end of the storage
             last = min(first + 7, count - 1)
             head.absorb(fused[first:last], tokens[first + 1 : last + 1].tolist(), first, context)
@@ -187,8 +189,13 @@ def opened(seq: int, tokens: list[int], temperature: float = 0.0) -> LaneSequenc
     return LaneSequence(OpenedSequence(seq, 0, list(tokens), 1, sampling))
 
 
+def shown(parts: list[HiddenRows]) -> list[tuple[int, torch.Tensor]]:
+    return [(part.start, PLANE.rows(part)) for part in parts]
+
+
 def draft(made: CascadeSpeculator, sequence: LaneSequence, rows: list[HiddenRows], k: int = 3) -> list[int]:
-    return made.propose([Ask(sequence, k, rows)])[0]
+    made.observe(sequence, shown(rows))
+    return made.propose([Ask(sequence, k)])[0]
 
 
 def test_what_it_drafts_does_not_hang_on_how_its_rows_came(spec, target, engine, monkeypatch):
@@ -211,7 +218,8 @@ def test_what_it_drafts_does_not_hang_on_how_its_rows_came(spec, target, engine,
     assert draft(made, together, []) == expected  # nothing came in between
     other = opened(2, TEXT[:12], temperature=0.8)
     made.open(other)
-    batched = made.propose([Ask(other, 2, rows_of(engine, TEXT[:11], [])), Ask(together, 3)])
+    made.observe(other, shown(rows_of(engine, TEXT[:11], [])))
+    batched = made.propose([Ask(other, 2), Ask(together, 3)])
     assert batched[1] == expected
     assert len(batched[0]) == 2
 

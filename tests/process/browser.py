@@ -84,7 +84,7 @@ class Tab:
 
 @contextmanager
 def tab(url: str) -> Iterator[Tab]:
-    """The page, as soon as it has been asked for."""
+    """The page, as soon as it is there."""
     assert CHROMIUM is not None
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
         command = [
@@ -102,6 +102,7 @@ def tab(url: str) -> Iterator[Tab]:
                 with connect(target["webSocketDebuggerUrl"], max_size=None) as connection:
                     page = Tab(connection)
                     page.send("Page.navigate", url=url)
+                    page.wait_for(f"location.href.startsWith({url!r}) && document.readyState === 'complete'")
                     yield page
                     page.send("Browser.close")
             finally:

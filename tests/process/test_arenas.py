@@ -6,28 +6,20 @@ import os
 import random
 import select
 import signal
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
-import msgspec
 import pytest
-from arena_peer import MAX_BYTES, Said, Told, content
+from arena_peer import SECONDS, Peer, Said, publish
 from fake_cuda import FakeCuda
 from msgspec import structs
 
 from ipc import cuda
 from ipc.arena import Arena, Importer
 from ipc.errors import ArenaError, CudaIpcUnavailable
-from ipc.messages import SlotRef
 from ipc.slots import SlotEvent, SlotState
 
-PEER = Path(__file__).with_name("arena_peer.py")
 TRANSPORTS = ("memfd", "cuda_ipc")
 HAND_OFFS = 36_000
 """As many as an hour has at ten rounds a second."""
-SECONDS = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -36,49 +28,6 @@ def fake():
     cuda.install(runtime)
     yield runtime
     cuda.install(None)
-
-
-class Peer:
-    """An importer in a process of its own, by the program beside this file."""
-
-    def __init__(self, transport: str, patience: int) -> None:
-        self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.line.settimeout(SECONDS)
-        self.file = None
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, str(PEER), str(theirs.fileno()), transport, str(patience)],
-                pass_fds=(theirs.fileno(),),
-            )
-
-    def import_(self, arena: Arena) -> Said:
-        """What it says of itself; the file of its own arena lies in `file` until somebody takes it."""
-        files = [arena.fd] if arena.fd >= 0 else []
-        socket.send_fds(self.line, [msgspec.msgpack.encode(Told(arena.export, []))], files)
-        arena.forget_fd()
-        frame, fds, *_ = socket.recv_fds(self.line, MAX_BYTES, 1)
-        self.file = fds[0] if fds else None
-        return msgspec.msgpack.decode(frame, type=Said)
-
-    def open_its_arena(self, said: Said) -> Importer:
-        importer = Importer()
-        file, self.file = self.file, None
-        importer.open(said.export, file)
-        importer.prove(said.export.arena)
-        return importer
-
-    def show(self, descriptors) -> None:
-        self.line.send(msgspec.msgpack.encode(Told(None, descriptors)))
-
-    def hear(self) -> Said:
-        return msgspec.msgpack.decode(self.line.recv(MAX_BYTES), type=Said)
-
-    def close(self) -> None:
-        self.line.close()
-        if self.file is not None:
-            os.close(self.file)
-        self.process.kill()
-        self.process.wait()
 
 
 @pytest.fixture
@@ -92,15 +41,6 @@ def start():
     yield start
     for peer in peers:
         peer.close()
-
-
-def publish(arena: Arena, nbytes: int):
-    slot = arena.reserve(nbytes)
-    if slot is None:
-        return None
-    ref = SlotRef(arena.export.arena, slot.number, slot.generation)
-    arena._memory.write(slot.offset, content(ref, nbytes))
-    return arena.publish(slot, "uint8", (nbytes,))
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -208,7 +148,7 @@ def test_memory_of_a_killed_exporter_stays_until_the_importer_lets_go(start, fak
         ({"fails": {"export": 999}}, "driver", "exports nothing"),
         ({"fails": {"device_ids": 35}}, "driver", "the driver says"),
         ({"name": "NVIDIA H200 MIG 1g.18gb"}, "mig", "is a MIG slice"),
-        ({"ids": ("GPU-other",)}, "device_not_visible", "add it to its CUDA_VISIBLE_DEVICES"),
+        ({"ids": ("GPU-other",)}, "device_not_visible", "let both see both"),
     ],
 )
 def test_who_cannot_export_is_told_why(changes, obstacle, says):

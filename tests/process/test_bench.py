@@ -44,6 +44,28 @@ def test_overhead_table() -> None:
         assert heading in done.stdout
 
 
+def test_handoff() -> None:
+    done = bench("handoff", "--count", "10", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    result = json.loads(done.stdout)
+    assert (result["shape"], result["bytes"], result["count"]) == ([8, 7, 49152], 11010048, 10)
+    p50 = {way: result[f"{way}_us"]["p50"] for way in ("descriptor", "copy", "message", "bare")}
+    assert all(0 < time <= result[f"{way}_us"]["p99"] for way, time in p50.items())
+    assert result["times_less"] == pytest.approx(p50["message"] / p50["descriptor"], abs=0.1)
+    assert result["overhead_us"] == pytest.approx(p50["descriptor"] - p50["bare"], abs=0.02)
+    assert "in place" in bench("handoff", "--count", "10").stdout
+
+
+@pytest.mark.parametrize(("temperature", "agrees"), [("0", True), ("1", False)])
+def test_decode_by_rejection(temperature: str, agrees: bool) -> None:
+    """Texts that hang on the drafts are no error, where nothing else was promised."""
+    options = ("--new-tokens", "16", "--limit", "3", "--repeat", "1", "--temperature", temperature)
+    done = bench("decode", *TOY, *DRAFT, *options, "--acceptance", "rejection", "--json")
+    result = json.loads(done.stdout)
+    assert (done.returncode, result["acceptance"], result["tokens_agree"]) == (0, "rejection", agrees)
+    assert result["rows"][1]["acceptance_length"] > 1
+
+
 @pytest.mark.parametrize(("temperature", "batch"), [("0", "1"), ("1", "3")])
 def test_decode(temperature: str, batch: str) -> None:
     options = (

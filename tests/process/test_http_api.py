@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+TOOL = {"type": "function", "function": {"name": "now"}}
 HELLO = [{"role": "user", "content": "hello"}]
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 
@@ -160,6 +161,46 @@ def test_prompts_of_token_ids_and_echo(toys):
     assert "".join(chunk["choices"][0]["text"] for chunk in streamed) == '"#$' + expected.text
 
 
+def test_an_echo_has_the_logprobs_of_the_prompt(toys):
+    tokens = [1, 2, 3, 200]
+    params = SamplingParams(seed=7, max_tokens=5, logprobs=2, prompt_logprobs=2)
+    expected = toys.llm.generate([tokens], params)[0]
+    body = {"prompt": tokens, "seed": 7, "max_tokens": 5, "echo": True, "logprobs": 2}
+    (choice,) = ask(toys.url, COMPLETE, body).body["choices"]
+    lists = choice["logprobs"]
+    assert "prompt_logprobs" not in choice
+    assert "".join(lists["tokens"]) == choice["text"]
+    entries = [*expected.prompt_logprobs, *expected.logprobs]
+    assert lists["token_logprobs"] == [None, *(entry.logprob for entry in entries)]
+    assert lists["top_logprobs"][0] is None
+    assert all(2 <= len(top) <= 3 for top in lists["top_logprobs"][1:])
+    assert lists["text_offset"] == list(range(9))
+    streamed: dict[str, list[Any]] = {name: [] for name in lists}
+    for chunk in events(ask(toys.url, COMPLETE, body | {"stream": True}).body):
+        for name, values in (chunk["choices"][0]["logprobs"] or {}).items():
+            streamed[name] += values
+    assert streamed == lists
+
+
+def test_the_logprobs_of_prompts_are_spelled_as_vllm_does(toys):
+    params = SamplingParams(seed=7, max_tokens=5, prompt_logprobs=20)
+    expected = toys.llm.generate([[1, 2, 3]], params)[0]
+    body = {"prompt": [1, 2, 3], "seed": 7, "max_tokens": 5, "n": 2, "logprobs": 1, "echo": True}
+    choices = ask(toys.url, COMPLETE, body | {"prompt_logprobs": 20}).body["choices"]
+    first, second, third = choices[0]["prompt_logprobs"]
+    assert first is None
+    for told, token, entry in zip((second, third), (2, 3), expected.prompt_logprobs, strict=True):
+        assert next(iter(told)) == str(token)
+        spelled = {"logprob": entry.logprob, "rank": entry.rank, "decoded_token": chr(33 + token)}
+        assert told[str(token)] == spelled
+        best = sorted((other["rank"], int(name)) for name, other in told.items() if other["rank"] <= 20)
+        assert [token for _, token in best] == [token for token, _ in entry.top]
+    assert choices[1]["prompt_logprobs"] == choices[0]["prompt_logprobs"]
+    assert all(len(top) <= 2 for top in choices[0]["logprobs"]["top_logprobs"][1:])
+    chat = ask(toys.url, CHAT, {"messages": HELLO, "max_tokens": 2, "prompt_logprobs": 0}).body
+    assert [told and len(told) for told in chat["prompt_logprobs"]] == [None, 1, 1, 1, 1]
+
+
 def test_a_chat_without_a_limit_fills_the_context():
     with served(target="vocabulary=256,context=30") as toys:
         answer = ask(toys.url, CHAT, {"messages": HELLO}).body
@@ -216,11 +257,22 @@ def test_metrics_are_what_prometheus_reads(toys):
     assert values[f"{prefix}_draft_tokens_total", None] >= values[f"{prefix}_accepted_tokens_total", None]
     assert values[f"{prefix}_drafts_total", None] > 0
     assert values["vllm:num_requests_running", None] == values["vllm:num_requests_waiting", None] == 0
+    (transport,) = families["speclane_transport_info"].samples
+    assert (transport.name, transport.labels) == ("speclane_transport_info", {"name": "none", "reason": ""})
+    assert {sample.labels["state"]: sample.value for sample in families["speclane_slots"].samples} == {
+        "kept": 0,
+        "lent": 0,
+        "quarantined": 0,
+    }
     for lane in ("target", "speculator"):
         assert values["speclane_lane_up", lane] == 1
         assert values["speclane_lane_progress_age_seconds", lane] >= 0
         assert values["speclane_lane_restarts_total", lane] == 0
         assert values["speclane_lane_busy_seconds_total", lane] > 0
+        assert values["speclane_lane_bubble_seconds_total", lane] > 0
+        orders = values["speclane_lane_orders_total", lane]
+        assert 0 < values["speclane_wire_latency_seconds_count", lane] <= orders
+        assert values["speclane_wire_latency_seconds_sum", lane] > 0
     for name in (
         *("vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"),
         *("vllm:e2e_request_latency_seconds", "vllm:request_generation_tokens"),
@@ -249,7 +301,8 @@ def test_metrics_are_what_prometheus_reads(toys):
             400,
             "messages[0].content[0]",
         ),
-        (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, 400, "tools"),
+        (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, 400, "tools[0]"),
+        (CHAT, {"messages": HELLO, "tools": [TOOL]}, 400, "tools"),
         (CHAT, {"messages": HELLO, "tool_choice": "required"}, 400, "tool_choice"),
         (CHAT, {"messages": HELLO, "top_logprobs": 2}, 400, "top_logprobs"),
         (CHAT, {"messages": HELLO, "max_tokens": 2, "max_completion_tokens": 3}, 400, "max_tokens"),
@@ -262,7 +315,8 @@ def test_metrics_are_what_prometheus_reads(toys):
         (COMPLETE, {"prompt": []}, 400, "prompt"),
         (COMPLETE, {"prompt": [256]}, 400, "prompt"),
         (COMPLETE, {"prompt": "x", "suffix": "y"}, 400, "suffix"),
-        (COMPLETE, {"prompt": "x", "echo": True, "logprobs": 1}, 400, "echo"),
+        (COMPLETE, {"prompt": "x", "prompt_logprobs": 1, "stream": True}, 400, "prompt_logprobs"),
+        (COMPLETE, {"prompt": "x", "prompt_logprobs": -1}, 400, "prompt_logprobs"),
         (COMPLETE, {"prompt": "x", "stream_options": {"include_usage": True}}, 400, "stream_options"),
         (COMPLETE, {"prompt": "x", "stream": True, "stream_options": {"x": 1}}, 400, "stream_options.x"),
         (COMPLETE, {"prompt": "x", "stop_token_ids": [256]}, 400, "stop_token_ids"),

@@ -48,6 +48,7 @@ SHARED: dict[str, st.SearchStrategy[Any]] = {
     "top_p": st.one_of(_outside(0, 1), st.just(0)),
     "top_k": _beyond(-1, 1 << 31),
     "min_p": _outside(0, 1),
+    "prompt_logprobs": _beyond(0, 20),
     "seed": _beyond(0, (1 << 63) - 1),
     "max_tokens": _beyond(1, 1 << 31),
     "min_tokens": _beyond(0, 20),
@@ -169,7 +170,8 @@ _valid = st.fixed_dictionaries(
         "allowed_token_ids": st.lists(st.integers(0, 255), min_size=1, max_size=9, unique=True),
         "bad_words": st.lists(st.text("abc", min_size=1, max_size=2), max_size=2),
         "logprobs": st.integers(0, 3),
-        "echo": st.just(False),
+        "prompt_logprobs": st.integers(0, 3),
+        "echo": st.booleans(),
         "user": _text,
     },
 )

@@ -32,12 +32,24 @@ def background(tab: Any) -> str:
     return color
 
 
+def drawn(lane: str) -> str:
+    """Whether there is anything in a lane's timeline."""
+    canvas = f"document.querySelector('[data-lane={lane}] canvas')"
+    pixels = f"{canvas}.getContext('2d').getImageData(0, 0, {canvas}.width, {canvas}.height).data"
+    return f"{pixels}.some(value => value > 0)"
+
+
 def test_the_page(pictures):
     with served(target=TARGET, speculator=DRAFT) as toys, browser.tab(toys.url) as tab:
         tab.resize(1280, 1000)
         tab.wait_for("document.getElementById('health').textContent === 'healthy'")
         assert tab.text("model") == TARGET
         assert tab.run("document.querySelectorAll('.lane').length") == 2
+        for name in ("target", "speculator"):
+            tab.wait_for(drawn(name))
+        plan = tab.text("memory")
+        assert plan.count("keys and values of 32,768 tokens") == 2
+        assert plan.index("target") < plan.index("speculator")
 
         # A prompt, by keyboard alone.
         tab.press("/")

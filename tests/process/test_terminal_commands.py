@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from executor import LLM, SamplingParams
 
 SECONDS = 100
@@ -53,6 +55,36 @@ def test_top_tells_programs_what_it_draws():
     assert [look["pid"] for look in looks] == [os.getpid()] * 2
     assert [lane["lane"] for lane in looks[1]["lanes"]] == ["target", "speculator"]
     assert len(looks[1]["acceptance_by_position"]) == 5
+    plan = {lane["lane"]: lane for lane in looks[1]["memory"]}
+    assert plan["target"]["kv_tokens"] == plan["speculator"]["kv_tokens"] > 0
+    assert all(lane["total"] >= lane["process"] + lane["kv"] > 0 for lane in plan.values())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands_and_options(shell):
+    """As the installed scripts ask: for fish the words so far, for others how many there are, too."""
+    asking = {"_SPECLANE_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    for line, expected, other in (
+        ("speclane sw", "swap-speculator", "serve"),
+        ("speclane bench dec", "decode", "memory"),
+        ("speclane serve --kv", "--kv-tokens", "--port"),
+    ):
+        environment = os.environ | asking | {"COMP_WORDS": line, "_TYPER_COMPLETE_ARGS": line}
+        environment["COMP_CWORD"] = str(line.count(" "))
+        done = subprocess.run(
+            [sys.executable, "-m", "executor"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        assert (expected in done.stdout, other in done.stdout, done.stderr) == (True, False, ""), done
+
+
+def test_the_completion_of_a_shell_can_be_shown():
+    shown = run("--show-completion", "bash")
+    assert "_SPECLANE_COMPLETE=complete_bash" in shown.stdout
 
 
 def test_top_needs_a_terminal():

@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +20,7 @@ from executor.cli.run import run
 from executor.config import Config
 from executor.request import Acceptance, Completion
 from executor.stats import Stats
+from executor.transport import TransportInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -165,9 +167,18 @@ def test_log_lines(capsys) -> None:
 
 def finished(**stats: int) -> report.Run:
     completion = Completion([1, 2], [3], "x", "length", 7, Acceptance({(2, 0): 1}), None)
-    return report.Run(
-        completion, 1.0, 0.5, [], Stats(missed=stats["missed"], invalid=stats["invalid"]), stats["stale"]
-    )
+    counted = Stats(missed=stats["missed"], invalid=stats["invalid"])
+    transport = TransportInfo("memfd", "no cuda_ipc: no GPU")
+    return report.Run(completion, 1.0, 0.5, [], counted, stats["stale"], transport)
+
+
+def test_the_way_of_hidden_rows_is_told(capsys) -> None:
+    done = finished(missed=0, invalid=0, stale=0)
+    report.show(done)
+    assert "hidden rows        by memfd (no cuda_ipc: no GPU)" in capsys.readouterr().err
+    assert report.as_dict(done, Config())["transport"] == {"name": "memfd", "reason": "no cuda_ipc: no GPU"}
+    report.show(replace(done, transport=TransportInfo("none", "")))
+    assert "hidden rows" not in capsys.readouterr().err
 
 
 def test_drafts_that_were_lost_are_told(capsys) -> None:
@@ -184,6 +195,7 @@ def test_drafts_that_were_lost_are_told(capsys) -> None:
 
 def test_brackets_of_a_path_are_no_markup(capsys) -> None:
     result = {"target": "/models/[big]", "dtype": "bf16", "threads": 1, "batch": 1, "context": 9, "rows": []}
+    result["acceptance"] = "coupled"
     bench_decode._show(result)
     bench_invariance._show(result)
     assert capsys.readouterr().out.count("/models/[big]") == 2

@@ -43,6 +43,8 @@ REFUSED = [
     ("max_model_len", 1, "2048"),
     ("max_model_len", "long", "2048"),
     ("threads", 0, str(available_cores())),
+    ("transport", "pigeon", "auto"),
+    ("require_cuda_ipc", "yes", "require_cuda_ipc=True"),
 ]
 
 
@@ -56,6 +58,16 @@ def test_a_refusal_names_the_option_the_value_and_one_that_works(field, value, w
     assert field in message.replace("-", "_")
     assert repr(value) in message
     assert works in message.rpartition("try ")[2]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "works"),
+    [("transport", "memfd", "auto"), ("device", "cpu", "device cuda"), ("lanes", "inline", "lanes process")],
+)
+def test_cuda_ipc_cannot_be_required_where_it_cannot_be(field, value, works):
+    with pytest.raises(InvalidConfig, match=f"require-cuda-ipc contradicts {field} {value}") as refusal:
+        Config(**{field: value}, require_cuda_ipc=True)
+    assert str(refusal.value).endswith(f"try {works}")
 
 
 @pytest.mark.parametrize("name", ["load", "draft", "verify", "hang", "stop"])

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from executor import doctor
 from executor.doctor import Gpu, Machine, judge
 
 GPU = Gpu("H200", "GPU-1", "Default", "143771 MiB", "Disabled")
@@ -55,6 +56,8 @@ def test_a_fit_machine_needs_no_advice(machine):
             *("gpu 0 mode", "error", "nvidia-cuda-mps-control -d"),
         ),
         (replace(WITH_GPUS, gpus=(GPU,)), "mps", "warning", "--group one_for_all"),
+        (replace(FIT, memfd="no memfd"), "shared memory", "warning", "Linux 5.1"),
+        (replace(WITH_GPUS, cuda_bindings=False), "cuda ipc", "warning", "pip install 'speclane[cuda]'"),
         (replace(WITH_GPUS, wsl=True), "cuda ipc", "warning", "host memory"),
         (
             replace(WITH_GPUS, gpus=(GPU._replace(mig="Enabled"), GPU)),
@@ -68,3 +71,9 @@ def test_what_is_wrong_comes_with_what_to_change(machine, subject, level, advice
     ]
     assert finding.level == level
     assert advice in finding.advice
+
+
+def test_memory_is_shared_here_for_real():
+    assert doctor._try_memfd() == ""
+    assert doctor._has("msgspec")
+    assert not doctor._has("msgspec_.nothing")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -12,9 +12,10 @@ from letters import request
 from executor.config import Timeouts
 from executor.drafting import CATCH_UP_TOKENS, DRAFT_STRIKES, Drafting
 from executor.lane import Lane, LaneEvent, LaneState
-from executor.lanes import NoReply, WireCounts
+from executor.lanes import WireCounts
 from executor.plan import Step
 from executor.stats import Stats
+from ipc import q_rows
 from ipc.link import LinkState
 from ipc.messages import Draft, Drafted, DraftedItem, DraftItem, LaneSpec, Open, Ready, Vocabulary
 
@@ -24,6 +25,12 @@ TIMEOUTS = Timeouts(draft=1.0, draft_least=0.001)
 
 def honest(item: DraftItem) -> DraftedItem:
     return DraftedItem(item.seq, item.gen, item.base_len, [1] * item.k)
+
+
+class NoReply(NamedTuple):
+    """`timeout`, or `down`: the speculator died instead."""
+
+    reason: str
 
 
 class FakeLanes:
@@ -54,27 +61,31 @@ class FakeLanes:
         self.sent.append(order)
 
     def ask(self, lane: Lane, order: Draft) -> None:
-        lane.in_flight, lane.abandoned = order.order, False
+        """Answered at once, if it is answered."""
+        lane.in_flight, lane.reply = order.order, None
         lane.asked_at = self.now
         self.tell(lane, order)
-
-    def answered(self, after: float = 0.1) -> None:
-        self.now += after
-        self.speculator.answered_at = self.now
-        self.speculator.in_flight = None
-        self.speculator.link.state = LinkState.IDLE
-
-    def reply(self, lane: Lane, deadline: float) -> Drafted | NoReply:
-        self.patience.append(deadline - time.monotonic())
-        order = self.sent[-1]
         silent = self.deadly is None or self.deadly in [item.seq for item in order.items]
         if isinstance(self.answer, NoReply) and silent:
             if self.answer.reason == "down":
                 self.die()
-            return self.answer
-        self.answered()
+            return
+        if all(item.k for item in order.items):
+            self.answered()
+
+    def answered(self, after: float = 0.1) -> None:
+        """The speculator answers its last order."""
+        lane, order = self.speculator, self.orders()[-1]
         make = self.answer if callable(self.answer) else honest
-        return Drafted(lane.epoch, order.order, [make(item) for item in order.items], 7)
+        self.now += after
+        lane.answered_at = self.now
+        lane.reply = Drafted(lane.epoch, order.order, [make(item) for item in order.items], 7)
+        lane.in_flight = None
+        lane.link.state = LinkState.IDLE
+
+    def take(self, lane: Lane) -> Drafted | None:
+        fact, lane.reply = lane.reply, None
+        return fact
 
     def orders(self) -> list[Draft]:
         return [order for order in self.sent if isinstance(order, Draft)]
@@ -92,8 +103,17 @@ class Bench:
             its.seq = seq
 
     def run(self, k: int = 3) -> dict[int, list[int]]:
+        """What a round finds drafted, for sequences that have no draft yet."""
+        self.drafting.collect(SIZE)
+        for its in self.requests:
+            its.draft, its.asked_len = None, 0
         plan = [Step(its, k if its.speculate else 0) for its in self.requests]
-        return self.drafting.run(plan, SIZE)[0]
+        if self.drafting.free:
+            began = time.monotonic()
+            self.drafting.ask(plan, 0, None)
+            self.lanes.patience.append(self.drafting.waited_until - began)
+            self.drafting.collect(SIZE)
+        return {its.seq: its.draft.tokens for its in self.requests if its.draft is not None}
 
     def asked(self) -> list[int]:
         """The sequences of the last order."""
@@ -124,7 +144,7 @@ def test_one_that_was_started_again_is_told_everything():
 def test_a_long_backlog_is_told_in_parts_while_rounds_go_on():
     bench = Bench(300, 900, 5)
     while not bench.run():
-        assert bench.lanes.speculator.abandoned
+        assert bench.drafting.waited_until == 0.0
         assert all(item.k == 0 for item in bench.lanes.orders()[-1].items)
         bench.lanes.answered()
         bench.requests[0].tokens.append(3)  # the target goes on meanwhile
@@ -173,7 +193,6 @@ def test_a_busy_speculator_is_not_asked():
     bench.lanes.answer = NoReply("timeout")
     assert bench.run() == bench.run() == {}
     assert len(bench.lanes.orders()) == 1
-    assert bench.stats.missed == 1
     bench.lanes.answered()
     bench.lanes.answer = None
     assert bench.run() == {0: [1, 1, 1]}
@@ -242,6 +261,33 @@ def test_what_cannot_be_believed(made, counted):
     counts = {"invalid": stats.invalid, "broken": stats.broken, "stale": bench.lanes.counts.stale}
     assert counts == {"invalid": 0, "broken": 0, "stale": 0} | {counted: 1}
     assert bench.requests[0].speculate == (counted == "stale")
+
+
+ROW = q_rows.pack([1, 5], [0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "q", "used"),
+    [
+        ("rejection", [ROW, ROW, ROW], [ROW, ROW]),
+        ("block", [ROW, q_rows.LOOKED_UP, ROW], [ROW, q_rows.LOOKED_UP]),
+        ("rejection", [], []),
+        ("coupled", [], []),
+        ("coupled", [ROW, ROW, ROW], None),
+        ("rejection", [ROW, ROW], None),
+        ("rejection", [ROW, q_rows.pack([2, 5], [0.5, 0.5]), ROW], None),
+        ("rejection", [ROW, ROW, q_rows.pack([1, SIZE], [0.5, 0.5])], None),
+    ],
+)
+def test_rows_that_drafts_were_drawn_from(acceptance, q, used):
+    """They are cut with the draft; one that cannot be ends the drafts of the sequence."""
+    bench = Bench(4)
+    speculator = bench.lanes.speculator
+    speculator.spec = msgspec.structs.replace(speculator.spec, acceptance=acceptance)
+    bench.lanes.answer = lambda item: DraftedItem(item.seq, 0, item.base_len, [1] * 3, worth=2, q=q)
+    bench.run()
+    assert bench.requests[0].draft == (None if used is None else ([1, 1], used))
+    assert bench.stats.invalid == bench.stats.quarantined == (used is None)
 
 
 def test_without_a_speculator_or_anything_to_draft():

@@ -32,7 +32,7 @@ def files(tmp_path, monkeypatch):
 def test_the_shipped_head_is_found_by_vocabulary(files, name):
     file = write(files / "model" / "head.safetensors")
     found = head_spec(name, TARGET, Vocabulary(100, "abc"), "speculator")
-    assert found == HeadSpec(file, (3, 6), row_bytes=2 * 3 * 8, window=32)
+    assert found == HeadSpec(file, (3, 6, 0), row_bytes=2 * 3 * 8, window=32)
 
 
 def test_a_file_of_the_users_own_is_taken(files):

@@ -10,11 +10,13 @@ from letters import request
 from executor import dialogue
 from executor.hidden_rows import KeptRows
 from executor.lane import Lane
+from executor.leases import Leases
 from executor.verifying import _rows_since, _sound
 from ipc.messages import HeadSpec, HiddenRows, LaneSpec, VerifyItem
 from workers.engines.tap import Tap
 
 WINDOW = 8
+LEASES = Leases(10.0)
 HEAD = HeadSpec("head", (1,), row_bytes=2, window=WINDOW)
 
 
@@ -36,7 +38,7 @@ def test_the_latest_positions_are_kept_without_a_gap(steps):
         if gap and end:
             expected = []
         start = end + (gap if end else 0)
-        kept.add([part(start, count)], WINDOW)
+        kept.add([part(start, count)], WINDOW, LEASES)
         end = start + count
         expected += range(start, end)
         assert kept.end == end
@@ -64,7 +66,7 @@ def test_rows_are_asked_for_that_are_of_use_and_fit(length, draft, room, expecte
 
 def test_only_news_are_asked_for():
     asked = request(list(range(20)))
-    asked.rows.add([part(10, 9)], WINDOW)
+    asked.rows.add([part(10, 9)], WINDOW, LEASES)
     assert _rows_since(asked, [1, 2], HEAD, 1000) == 19
 
 
@@ -97,31 +99,47 @@ def test_rows_that_nobody_asked_for_are_not_believed():
     assert not _sound(asked, [part(9, 2)], END, HEAD)
 
 
+class NoTransport:
+    leases = LEASES
+
+    @staticmethod
+    def reaches(lane: Lane, arena: str) -> bool:
+        return False
+
+
+class LANES:
+    transport = NoTransport
+
+
 def lane(head: HeadSpec | None) -> Lane:
     return Lane(LaneSpec("speculator", "eagle", "", "fp32", "cpu", 1, 4, 64, head=head))
 
 
 def test_a_lane_is_handed_each_row_once_and_a_new_one_all_that_are_kept():
     asked = request(list(range(20)))
-    asked.rows.add([part(0, 6)], WINDOW)
+    asked.rows.add([part(0, 6)], WINDOW, LEASES)
     first = lane(HEAD)
-    assert positions(dialogue.rows(first, asked, 1000)) == list(range(6))
-    assert dialogue.rows(first, asked, 1000) == []
-    asked.rows.add([part(6, 2)], WINDOW)
-    assert dialogue.rows(first, asked, room=3) == []  # later
-    assert positions(dialogue.rows(first, asked, room=4)) == [6, 7]
-    assert positions(dialogue.rows(lane(HEAD), asked, 1000)) == list(range(8))
-    assert dialogue.rows(lane(None), asked, 1000) == []
+    assert positions(dialogue.rows(LANES, first, asked, 1000)) == list(range(6))
+    assert dialogue.rows(LANES, first, asked, 1000) == []
+    asked.rows.add([part(6, 2)], WINDOW, LEASES)
+    assert dialogue.rows(LANES, first, asked, room=3) == []  # later
+    assert positions(dialogue.rows(LANES, first, asked, room=4)) == [6, 7]
+    assert positions(dialogue.rows(LANES, lane(HEAD), asked, 1000)) == list(range(8))
+    assert dialogue.rows(LANES, lane(None), asked, 1000) == []
+
+
+def pack(start: int, rows: list[int]) -> HiddenRows:
+    return HiddenRows(start, len(rows), bytes(byte for position in rows for byte in (position, position)))
 
 
 def test_a_tap_keeps_what_is_wanted_and_shows_what_stands():
-    tap = Tap((1, 2), {7: 4})
+    tap = Tap((1, 2), {7: 4}, pack)
     assert list(tap.wanted(7, 0, 4)) == []
     assert list(tap.wanted(7, 2, 4)) == [2, 3]
     assert list(tap.wanted(7, 6, 2)) == [0, 1]
     assert list(tap.wanted(8, 0, 4)) == []
-    tap.keep(7, 4, 2, part(4, 2).data)
-    tap.keep(7, 6, 3, part(6, 3).data)
+    tap.keep(7, 4, [4, 5])
+    tap.keep(7, 6, [6, 7, 8])
     assert tap.rows(7, 8) == [part(4, 2), part(6, 2)]
     assert tap.rows(7, 5) == [part(4, 1)]
     assert tap.rows(7, 4) == []

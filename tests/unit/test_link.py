@@ -30,12 +30,14 @@ def expected(lane: str, state: str, name: str) -> str | None:
     if name == "Stop":
         return "stopping" if state in ALIVE | {"stopping"} else "failed"
     if state == "stopping":
-        return (
-            state if name in (answer, "PhaseReached", "Loaded", "Profiled", "Ready", "Progressed") else None
-        )
-    if name in ("Open", "Close", "Progressed"):
+        late = "PhaseReached", "Loaded", "Profiled", "Ready", "Progressed", "Exported", "Imported"
+        return state if name in (answer, *late) else None
+    if name in ("Export", "Exported", "Import", "Imported", "Unmap"):
+        return state if state in ALIVE - {"expected", "greeted", "starting"} else None
+    if name in ("Open", "Close", "Progressed") or (name, lane) == ("Cancel", "speculator"):
         return state if state in ("idle", "busy") else None
     steps = {
+        ("expected", "Attach" if lane == "speculator" else ""): "expected",
         ("expected", "Greeted"): "greeted",
         ("greeted", "Configure"): "starting",
         ("starting", "PhaseReached"): "starting",

@@ -30,6 +30,7 @@ def opened(seq: int, tokens: list[int], prompt_len: int = 1) -> LaneSequence:
 
 
 def drafts(speculator: SuffixSpeculator, sequence: LaneSequence, k: int) -> list[int]:
+    speculator.observe(sequence, ())
     (draft,) = speculator.propose([Ask(sequence, k)])
     return list(draft)
 

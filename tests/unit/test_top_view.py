@@ -9,7 +9,9 @@ import msgspec
 from rich.console import Console
 
 from executor.cli.top_view import TopView, changes, sparkline
-from executor.status import HealthStatus, LaneStatus, LoadStatus, Status, Totals
+from executor.status import HealthStatus, LaneStatus, LoadStatus, MemoryStatus, Status, Totals
+
+MEMORY = MemoryStatus("target", "cpu", 4096, 200_000_000, 500_000_000, 40_000_000, 0, 60_000_000)
 
 
 def look(tokens: int, accepted: int, rounds: int, *, deaths: int = 0, busy: float = 0.0) -> Status:
@@ -22,7 +24,15 @@ def look(tokens: int, accepted: int, rounds: int, *, deaths: int = 0, busy: floa
     totals = Totals(rounds, tokens, 2 * accepted, accepted, *[0] * 7)
     state = "degraded" if deaths else "healthy"
     return Status(
-        1, "ngram", HealthStatus(state, "", 0.0), lanes, totals, LoadStatus(2, 1, 99), [10, 10], [8, 5]
+        1,
+        "ngram",
+        HealthStatus(state, "", 0.0),
+        lanes,
+        totals,
+        LoadStatus(2, 1, 99),
+        [10, 10],
+        [8, 5],
+        [MEMORY],
     )
 
 
@@ -34,6 +44,8 @@ def test_rates_are_of_the_last_seconds():
     assert (told["tok_s"], told["rounds_s"], told["acceptance_length"]) == (100.0, 20.0, 2.5)
     assert told["acceptance_by_position"] == [0.8, 0.5]
     assert [lane["busy_share"] for lane in told["lanes"]] == [0.5, 0.25]
+    assert told["held_tokens"] == 99
+    assert told["memory"] == [msgspec.structs.asdict(MEMORY) | {"total": 800_000_000}]
     assert (told["running"], told["waiting"], told["state"]) == (2, 1, "healthy")
 
 
@@ -64,3 +76,6 @@ def test_it_can_be_drawn():
     drawn = console.file.getvalue()
     for part in ("degraded", "98.0 tok/s", "target", "speculator died", "position 2", "2 running, 1 waiting"):
         assert part in drawn
+    for part in ("target memory", "800MB", "99 of 4096 tokens held", "weights 500MB", "kv 60.0MB"):
+        assert part in drawn
+    assert "graphs" not in drawn

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ipc.messages import MemoryProfile, SamplingSpec, Vocabulary
+    from workers.distribution import Distribution
     from workers.row_edit import RowEdit
 
 
@@ -46,6 +47,14 @@ class Sample:
     token: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+
+
+class Score(NamedTuple):
+    """Log-probability of a given token, the best alternatives as in Sample, and its rank, 1 for the best."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    rank: int
 
 
 R = TypeVar("R")
@@ -121,12 +130,37 @@ class Engine(Served, Protocol, Generic[R]):
 
     def close(self, seq: int) -> None: ...
 
+    def fork(self, seq: int, other: int) -> None:
+        """Take in `other`, which holds what `seq` does. It is a guess, so it counts for no seat."""
+        ...
+
+    def replace(self, seq: int, other: int) -> None:
+        """From now on `seq` holds what `other` does, which is no sequence any more."""
+        ...
+
+    def room(self, length: int) -> int:
+        """How many forks could grow by so many tokens each while all sequences do, too."""
+        ...
+
     def forward(self, windows: Sequence[Window]) -> R:
         """Logit rows [sum of window.rows, vocabulary], float32, in the order of windows and their tokens."""
         ...
 
     def sample(self, rows: R, draws: Sequence[Draw]) -> list[Sample]:
         """One sample per row; a pure function of the row and its draw, whatever stands beside it."""
+        ...
+
+    def distribution(self, rows: R, index: int, draw: Draw) -> Distribution:
+        """What `sample` samples one of the rows from, at a temperature that is not greedy."""
+        ...
+
+    def scores(self, rows: R, tokens: Sequence[int], alternatives: int) -> list[Score]:
+        """For each row what the model thinks of its token, with so many alternatives."""
+        ...
+
+    def ranked(self, rows: R, draws: Sequence[Draw], count: int) -> list[list[int]]:
+        """For each row up to `count` tokens, the likeliest first, to be its sample, as far as can be told
+        quickly."""
         ...
 
     def confidences(self, rows: R, tokens: Sequence[int]) -> list[float]:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ipc.messages import LaneSpec, MemoryProfile, Vocabulary
-    from workers.engines.engine import Sample
+    from workers.distribution import Distribution
+    from workers.engines.engine import Sample, Score
 
 UBATCH = 0
 """A lane runs one batch at a time."""
@@ -224,6 +225,17 @@ class PagedEngine(ABC):
         self._kv.pool.close(seq)
         self._open.discard(seq)
 
+    def fork(self, seq: int, other: int) -> None:
+        self._kv.pool.fork(seq, other)
+
+    def replace(self, seq: int, other: int) -> None:
+        self._kv.pool.replace(seq, other)
+
+    def room(self, length: int) -> int:
+        # The last block is shared at first: whoever writes to it copies it.
+        each = blocks_for(length) + 1
+        return max(0, self._kv.pool.available // each - len(self._open))
+
     @torch.inference_mode()
     def forward(self, windows: Sequence[Window]) -> Tensor:
         """See Engine. Raises ValueError, before anything changes, for a window that cannot be run."""
@@ -248,6 +260,15 @@ class PagedEngine(ABC):
 
     def sample(self, rows: Tensor, draws: Sequence[Draw]) -> list[Sample]:
         return self._sampler.sample(rows, draws)
+
+    def distribution(self, rows: Tensor, index: int, draw: Draw) -> Distribution:
+        return self._sampler.distribution(rows[index], draw, index)
+
+    def scores(self, rows: Tensor, tokens: Sequence[int], alternatives: int) -> list[Score]:
+        return self._sampler.scores(rows, tokens, alternatives)
+
+    def ranked(self, rows: Tensor, draws: Sequence[Draw], count: int) -> list[list[int]]:
+        return self._sampler.ranked(rows, draws, count)
 
     def confidences(self, rows: Tensor, tokens: Sequence[int]) -> list[float]:
         (room,) = self.workspace.take(UBATCH, "confidences", Spec((len(tokens),), torch.float32))

@@ -14,22 +14,29 @@ from typing import TYPE_CHECKING
 from ipc.messages import Vocabulary
 from ipc.toy import ToyParameters
 from workers import noise
+from workers.blocks import blocks_for
 from workers.engines.engine import Sample
 from workers.engines.weightless import Weightless
-from workers.pure_sampler import GREEDY_BELOW, sample_row
+from workers.pure_sampler import GREEDY_BELOW, distribution, ranked_row, sample_row, score
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ipc.messages import LaneSpec
-    from workers.engines.engine import Draw, Window
+    from workers.distribution import Distribution
+    from workers.engines.engine import Draw, Score, Window
 
 FAVOURITE_LOGIT = 4.0
 """Above all other logits, which are uniform in [-3, 3)."""
 
+PREFERRED_LOGIT = 5.0
+"""Of the token that a toy prefers where it is only near another: its favourite comes second."""
+
 _POINTER_BYTES = 8
 _MASK64 = 0xFFFFFFFFFFFFFFFF
 _UNRELATED = 1
+_NEAR = 2
+_STATE_BITS = 64
 
 
 class ToyModel:
@@ -44,23 +51,33 @@ class ToyModel:
         self.order = parameters.order
         self._seed = parameters.seed
         self._agree_below = round(parameters.agree * (1 << 64))
+        self._near_below = round(parameters.near * (1 << 64))
 
     def state(self, context: Sequence[int]) -> int:
-        """State after these tokens, of which only the last `order` count."""
+        """State after these tokens, of which only the last `order` count. Where this toy is only near the one
+        that it is to agree with, what comes above the 64 bits is one more than the token that it prefers."""
         state = hash((self._seed, *context[-self.order :])) & _MASK64
         if state >= self._agree_below:
+            word = hash((state, _NEAR)) & _MASK64
+            if word < self._near_below:
+                other = (state + 1 + word % (self.size - 1)) % self.size
+                return (other + 1) << _STATE_BITS | state
             return hash((state, _UNRELATED)) & _MASK64
         return state
 
     def favourite(self, state: int) -> int:
         """The most probable token: the argmax of `logits` without computing them."""
-        return state % self.size
+        preferred = state >> _STATE_BITS
+        return preferred - 1 if preferred else state % self.size
 
     def logits(self, state: int) -> list[float]:
         """Logits [vocabulary], each exact in float32, so that a sampler on tensors can be given the same."""
+        preferred, state = state >> _STATE_BITS, state & _MASK64
         row = noise.Key((state >> 32) | 1, state & 0xFFFFFFFF)
         logits = [(noise.word(row, token) >> 12) * (6 * 2.0**-20) - 3.0 for token in range(self.size)]
-        logits[self.favourite(state)] = FAVOURITE_LOGIT
+        logits[state % self.size] = FAVOURITE_LOGIT
+        if preferred:
+            logits[preferred - 1] = PREFERRED_LOGIT
         return logits
 
 
@@ -78,6 +95,7 @@ class ToyEngine(Weightless):
         self._max_model_len = min(spec.max_model_len or self.parameters.context, self.parameters.context)
         super().__init__(spec, self._max_model_len, _POINTER_BYTES)
         self._held: dict[int, list[int]] = {}
+        self._forks: set[int] = set()
         self._plain_samples: dict[int, Sample] = {}
 
     @property
@@ -96,7 +114,7 @@ class ToyEngine(Weightless):
 
     def open(self, seq: int, tokens: Sequence[int] = ()) -> int:
         """Raises MemoryError if max_sequences are open, ValueError if this one is."""
-        if len(self._held) >= self._max_sequences and seq not in self._held:
+        if len(self._held) - len(self._forks) >= self._max_sequences and seq not in self._held:
             raise MemoryError(f"no room for sequence {seq}: max_sequences={self._max_sequences} are open")
         count = self.pool.open(seq, tokens)
         self._held[seq] = list(tokens[:count])
@@ -106,6 +124,20 @@ class ToyEngine(Weightless):
         """Raises KeyError if the sequence is not open."""
         self.pool.close(seq)
         del self._held[seq]
+        self._forks.discard(seq)
+
+    def fork(self, seq: int, other: int) -> None:
+        self.pool.fork(seq, other)
+        self._held[other] = list(self._held[seq])
+        self._forks.add(other)
+
+    def replace(self, seq: int, other: int) -> None:
+        self.pool.replace(seq, other)
+        self._held[seq] = self._held.pop(other)
+        self._forks.discard(other)
+
+    def room(self, length: int) -> int:
+        return max(0, self.pool.available // (blocks_for(length) + 1) - len(self._held))
 
     def forward(self, windows: Sequence[Window]) -> list[int]:
         """States of the wanted rows. Raises KeyError for an unknown sequence, ValueError for a bad window."""
@@ -125,10 +157,10 @@ class ToyEngine(Weightless):
 
     def sample(self, rows: Sequence[int], draws: Sequence[Draw]) -> list[Sample]:
         samples = []
-        size, plain = self.model.size, self._plain_samples
+        favourite, plain = self.model.favourite, self._plain_samples
         for state, draw in zip(rows, draws, strict=True):
             sampling, _, generated, edit = draw
-            token = state % size
+            token = favourite(state)
             greedy = sampling.temperature < GREEDY_BELOW and sampling.logprobs is None and edit is None
             if greedy and (generated >= sampling.min_tokens or token not in sampling.stop_token_ids):
                 # Samples are immutable, so one per token serves all; a new one is half the cost of a row.
@@ -136,6 +168,20 @@ class ToyEngine(Weightless):
             else:
                 samples.append(sample_row(self.model.logits(state), draw))
         return samples
+
+    def distribution(self, rows: Sequence[int], index: int, draw: Draw) -> Distribution:
+        return distribution(self.model.logits(rows[index]), draw)
+
+    def scores(self, rows: Sequence[int], tokens: Sequence[int], alternatives: int) -> list[Score]:
+        return [
+            score(self.model.logits(state), token, alternatives)
+            for state, token in zip(rows, tokens, strict=True)
+        ]
+
+    def ranked(self, rows: Sequence[int], draws: Sequence[Draw], count: int) -> list[list[int]]:
+        return [
+            ranked_row(self.model.logits(state), draw, count) for state, draw in zip(rows, draws, strict=True)
+        ]
 
     def confidences(self, rows: Sequence[int], tokens: Sequence[int]) -> list[float]:
         return [

@@ -1,4 +1,4 @@
-"""A drafting head: one decoder layer over the target's hidden rows, after EAGLE-3 (arXiv 2503.01840).
+"""A drafting head: one decoder layer over the target's hidden rows, as EAGLE-3 has it (arXiv 2503.01840).
 
 Index i of a sequence joins the target's row of position i with the embedding of token i + 1, and guesses
 token i + 2. From there it goes on without the target: the head's own row takes the place of the target's.
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 
 from workers.engines.native.config import read_config
 from workers.engines.native.model import gated, rms_norm, rotate, rotations
 from workers.engines.native.weights import Checkpoint, Norm, Types, Weights
 from workers.linear import half, plain
+from workers.speculators.head_file import read_head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from ipc.messages import HeadSpec
     from workers.linear import Linear
 
-_ROPE_THETA = 10000.0
+_FORK_ROOM = 64
+"""Indices that a fork of a context takes before it is moved."""
 
 
 class Entry(NamedTuple):
@@ -54,6 +55,28 @@ class Context:
         self._values = torch.zeros_like(self._keys)
         self._kept = 0
         self.length = 0
+        self._gone = 0
+
+    @property
+    def end(self) -> int:
+        """How many indices there were, with those that were moved out: see `fork`."""
+        return self._gone + self.length
+
+    def fork(self, end: int) -> Context:
+        """A context of its own that holds the indices of this one up to where it once ended, as far as they
+        count."""
+        other = Context.__new__(Context)
+        length = max(0, end - self._gone)
+        first = max(0, length - self._window)
+        other._gone = 0
+        other._window = self._window
+        heads, _, head_dim = self._keys.shape
+        other._keys = self._keys.new_empty(heads, self._window + _FORK_ROOM, head_dim)
+        other._values = torch.empty_like(other._keys)
+        other._keys[:, : length - first] = self._keys[:, first:length]
+        other._values[:, : length - first] = self._values[:, first:length]
+        other._kept = other.length = length - first
+        return other
 
     def append(self, keys: Tensor, values: Tensor) -> None:
         """[n, kv_heads, head_dim] each, n at most the window."""
@@ -90,6 +113,7 @@ class Context:
             tensor[:, : self.length - first] = tensor[:, first : self.length].clone()
         self._kept = max(0, self._kept - first)
         self.length -= first
+        self._gone += first
 
 
 class Head:
@@ -98,15 +122,19 @@ class Head:
 
         Raises ValueError if the file is no head, or of another target; OSError if it cannot be read.
         """
-        tensors = load_file(spec.file)
-        self._config = config = read_config(target)
+        config = read_config(target)
+        file = read_head(spec, config)
+        tensors = file.tensors
         self.device = device
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
         stored = Weights(Checkpoint(target), config, Types(dtype, device))
-        self._embedding = stored.embedding()
+        own = tensors.get("embedding.weight")
+        self._embedding = stored.embedding() if own is None else own.to(device)
         try:
             self.tokens = tensors.pop("draft_to_target").to(device)
-            output = (self._embedding if config.tied else stored.head())[self.tokens]
+            output = tensors.get("output.weight")
+            if output is None:
+                output = (stored.embedding() if config.tied else stored.head())[self.tokens]
             make = _narrow if narrow and device.type == "cpu" else _wide
 
             def linear(*names: str) -> Linear:
@@ -114,7 +142,7 @@ class Head:
 
             def norm(name: str) -> Norm:
                 weight = tensors[f"{name}.weight"].to(device, torch.float32)
-                return Norm(weight * len(weight) ** 0.5, len(weight) * config.norm_eps)
+                return Norm(weight * len(weight) ** 0.5, len(weight) * file.norm_eps)
 
             self._fuse, self._qkv = linear("fuse"), linear("q_proj", "k_proj", "v_proj")
             self._out, self._gate_up, self._down = (
@@ -126,25 +154,26 @@ class Head:
             self._norm_mlp, self._norm_out = norm("norm_mlp"), norm("norm_out")
         except KeyError as error:
             raise ValueError(f"{spec.file} is no drafting head: it has no tensor {error}") from None
-        self._output = make(output.to(dtype))
+        self._output = make(output.to(device, dtype))
         rows, features = tensors["fuse.weight"].shape
-        if rows != config.hidden_size or 2 * features != spec.row_bytes:
+        joined = self._embedding.shape[1] + rows
+        if tensors["q_proj.weight"].shape[1] != joined or 2 * features != spec.row_bytes:
             raise ValueError(
                 f"{spec.file} is a head for rows of {rows}, but the target's are of {config.hidden_size}"
             )
         self.row_bytes, self.window = spec.row_bytes, spec.window
-        self._heads = len(tensors["q_proj.weight"]) // config.head_dim
-        self._kv_heads = len(tensors["k_proj.weight"]) // config.head_dim
+        self._head_dim = file.head_dim
+        self._heads = len(tensors["q_proj.weight"]) // file.head_dim
+        self._kv_heads = len(tensors["k_proj.weight"]) // file.head_dim
         self._dtype = dtype
-        exponent = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
-        self._frequencies = (_ROPE_THETA**-exponent).astype(np.float32)
+        self._frequencies = file.inverse_frequencies
+        self._normed_residual = file.normed_residual
 
     def context(self) -> Context:
-        return Context(self._kv_heads, self.window, self._config.head_dim, self.device)
+        return Context(self._kv_heads, self.window, self._head_dim, self.device)
 
-    def fuse(self, data: bytes) -> Tensor:
-        """Hidden rows as they came from the target → [n, hidden]."""
-        rows = torch.frombuffer(bytearray(data), dtype=torch.bfloat16).view(-1, self.row_bytes // 2)
+    def fuse(self, rows: Tensor) -> Tensor:
+        """The target's hidden rows [n, features] in bfloat16, on any device → [n, hidden]."""
         return self._fuse(rows.to(self.device, self._dtype))
 
     def absorb(self, rows: Tensor, tokens: Sequence[int], position: int, context: Context) -> None:
@@ -165,6 +194,8 @@ class Head:
         attended = torch.stack(
             [self._attend(one, entry.context) for one, entry in zip(qkv, entries, strict=True)]
         )
+        if self._normed_residual:
+            rows = rms_norm(rows, self._norm_feature)
         rows = rows + self._out(attended)
         rows = rows + self._down(gated(self._gate_up(rms_norm(rows, self._norm_mlp))))
         return rows, self._output(rms_norm(rows, self._norm_out)).float()
@@ -174,7 +205,7 @@ class Head:
         ids = torch.tensor(tokens, device=self.device)
         embedded = rms_norm(F.embedding(ids, self._embedding).to(self._dtype), self._norm_embed)
         x = torch.cat((embedded, rms_norm(rows, self._norm_feature)), dim=1)
-        qkv = self._qkv(x).view(len(rows), -1, self._config.head_dim)
+        qkv = self._qkv(x).view(len(rows), -1, self._head_dim)
         rotate(qkv[:, : -self._kv_heads], rotations(positions, self._frequencies).to(self.device))
         return qkv
 
@@ -182,8 +213,8 @@ class Head:
         """One row's [heads + 2 · kv_heads, head_dim], whose key and value join the context → [hidden]."""
         context.append(qkv[None, self._heads : -self._kv_heads], qkv[None, -self._kv_heads :])
         keys, values = context.read()
-        queries = qkv[: self._heads].view(self._kv_heads, -1, self._config.head_dim)
-        weights = torch.softmax(queries @ keys.transpose(1, 2) * self._config.head_dim**-0.5, dim=-1)
+        queries = qkv[: self._heads].view(self._kv_heads, -1, self._head_dim)
+        weights = torch.softmax(queries @ keys.transpose(1, 2) * self._head_dim**-0.5, dim=-1)
         return (weights @ values).view(-1)
 
 

@@ -52,9 +52,14 @@ class Lookup:
     def open(self, sequence: LaneSequence) -> None:
         self._own[sequence.seq] = History(self._max_model_len)
 
+    def fork(self, sequence: LaneSequence, branch: LaneSequence) -> None:
+        self._own[branch.seq] = self._own[sequence.seq]
+
     def close(self, sequence: LaneSequence) -> None:
-        """What the target said is remembered for other sequences."""
+        """What the target said is remembered for other sequences; what a branch assumes, it did not say."""
         del self._own[sequence.seq]
+        if sequence.committed < len(sequence.tokens):
+            return
         said = sequence.tokens[max(0, sequence.prompt_len - CONTEXTS[0]) :]
         if len(sequence.tokens) > sequence.prompt_len:
             self._shared.extend([*said, SEPARATOR])
@@ -62,7 +67,7 @@ class Lookup:
     def path(self, sequence: LaneSequence) -> Path:
         """Guesses from the end of a sequence on."""
         own = self._own[sequence.seq]
-        own.extend(sequence.tokens[own.told :])
+        own.extend(sequence.tokens[own.told : sequence.committed])
         context = sequence.tokens
         walks: dict[str, Walk | PriorWalk] = {"own": own.walk(context), "shared": self._shared.walk(context)}
         if self._prior is not None:

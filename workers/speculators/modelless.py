@@ -8,7 +8,14 @@ from ipc.messages import Vocabulary
 from workers.engines.weightless import Weightless
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
     from ipc.messages import LaneSpec
+    from workers.sequence import LaneSequence
+
+_BRANCHES = 1 << 20
 
 
 class ModellessSpeculator(Weightless):
@@ -20,6 +27,13 @@ class ModellessSpeculator(Weightless):
     @property
     def served(self) -> Self:
         return self
+
+    def room(self, length: int) -> int:
+        """A branch of a lookup is a few tokens."""
+        return _BRANCHES
+
+    def observe(self, sequence: LaneSequence, rows: Sequence[tuple[int, Tensor]]) -> None:
+        """Sees tokens only when it is asked what follows them."""
 
     @property
     def vocabulary(self) -> Vocabulary:

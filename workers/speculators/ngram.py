@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from workers.speculator import never
 from workers.speculators.modelless import ModellessSpeculator
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ipc.messages import LaneSpec
     from workers.sequence import LaneSequence
@@ -30,8 +31,18 @@ class NgramSpeculator(ModellessSpeculator):
     def close(self, sequence: LaneSequence) -> None:
         del self._indexes[sequence.seq]
 
-    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
-        return [self._indexes[ask.sequence.seq].propose(ask.sequence.tokens, ask.k) for ask in asks]
+    def fork(self, sequence: LaneSequence, branch: LaneSequence) -> None:
+        self._indexes[branch.seq] = self._indexes[sequence.seq]
+
+    def adopt(self, sequence: LaneSequence, branch: LaneSequence) -> None:
+        self.close(branch)
+
+    def propose(self, asks: Sequence[Ask], cancelled: Callable[[], bool] = never) -> list[list[int]]:
+        return [self._propose(ask) for ask in asks]
+
+    def _propose(self, ask: Ask) -> list[int]:
+        sequence = ask.sequence
+        return self._indexes[sequence.seq].propose(sequence.tokens, ask.k, sequence.committed)
 
 
 class NgramIndex:
@@ -41,15 +52,16 @@ class NgramIndex:
         self._ends: dict[tuple[int, ...], int] = {}
         self._indexed = 0
 
-    def propose(self, tokens: Sequence[int], k: int) -> list[int]:
+    def propose(self, tokens: Sequence[int], k: int, committed: int | None = None) -> list[int]:
         """Up to k tokens that followed the longest match; a match near the end goes on into its own guesses.
 
-        `tokens` are committed, so from call to call they only grow.
+        The first `committed` tokens (None: all) are, so from call to call those only grow.
         """
-        for end in range(max(self._indexed, MIN_MATCH), len(tokens)):
+        committed = len(tokens) if committed is None else committed
+        for end in range(max(self._indexed, MIN_MATCH), committed):
             for length in range(MIN_MATCH, min(MAX_MATCH, end) + 1):
                 self._ends[tuple(tokens[end - length : end])] = end
-        self._indexed = max(self._indexed, len(tokens))
+        self._indexed = max(self._indexed, committed)
         for length in range(min(MAX_MATCH, len(tokens)), MIN_MATCH - 1, -1):
             match = self._ends.get(tuple(tokens[len(tokens) - length :]))
             if match is not None:

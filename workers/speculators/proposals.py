@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Callable, Hashable, Iterable
 
+    from workers.q_row import Q
     from workers.sequence import LaneSequence
     from workers.speculators.calibration import Calibration
 
@@ -17,12 +18,20 @@ LEAST_REACH = 0.02
 """A draft ends where the target gets to with a smaller probability: verifying a token is not quite free."""
 
 
+NOT_DRAWN = -1
+
+
 class Proposal(NamedTuple):
-    """A token, the probability that it is what the target says, and the kind of guess that it is."""
+    """A token, the probability that it is what the target says, and the kind of guess that it is.
+
+    `q`: what the token is drawn from once the proposal is taken; until then it is NOT_DRAWN, so that it
+    cannot decide over that.
+    """
 
     token: int
     expected: float
     kind: Hashable
+    q: Q | None = None
 
 
 def best(proposals: Iterable[Proposal]) -> Proposal | None:
@@ -45,11 +54,29 @@ class Draft:
     def full(self) -> bool:
         return len(self.tokens) == self._k
 
-    def add(self, proposals: list[Proposal]) -> int | None:
-        """Take the best of what was proposed; the token, or None if the draft ends here."""
+    @property
+    def others(self) -> list[list[int]]:
+        """At each place, the tokens that were proposed and not taken, the most promising first."""
+        found = []
+        for proposals, token in zip(self.steps, self.tokens, strict=True):
+            ordered = sorted(proposals, key=lambda proposal: -proposal.expected)
+            found.append(list(dict.fromkeys(p.token for p in ordered if p.token not in (token, NOT_DRAWN))))
+        return found
+
+    def add(
+        self, proposals: list[Proposal], settle: Callable[[Proposal], Proposal] | None = None
+    ) -> int | None:
+        """Take the best of what was proposed; the token, or None if the draft ends here.
+
+        `settle`: what becomes of the one that is taken; its token may have to be drawn.
+        """
         chosen = best(proposals)
         if chosen is None or self.reach * chosen.expected < LEAST_REACH:
             return None
+        if settle is not None:
+            taken = settle(chosen)
+            proposals = [taken if proposal is chosen else proposal for proposal in proposals]
+            chosen = taken
         self.reach *= chosen.expected
         self.steps.append(proposals)
         self.tokens.append(chosen.token)
@@ -69,16 +96,24 @@ class Judge:
 
     def learn(self, sequence: LaneSequence) -> None:
         """Every proposal is judged that was made after what the target then said itself."""
-        start, draft = self._drafts.pop(sequence.seq, (0, None))
-        if draft is None:
+        start, draft = self._drafts.get(sequence.seq, (0, None))
+        if draft is None or len(sequence.tokens) <= start:
             return
+        del self._drafts[sequence.seq]
         for proposals, drafted, token in zip(
             draft.steps, draft.tokens, sequence.tokens[start:], strict=False
         ):
             for proposal in proposals:
-                self._calibration.note(proposal.kind, proposal.token == token)
+                if proposal.token != NOT_DRAWN:
+                    self._calibration.note(proposal.kind, proposal.token == token)
             if drafted != token:
                 break
+
+    def adopt(self, sequence: LaneSequence, branch: LaneSequence) -> None:
+        """The draft of a branch is the sequence's now, whose own was judged by that."""
+        self.learn(sequence)
+        if branch.seq in self._drafts:
+            self._drafts[sequence.seq] = self._drafts.pop(branch.seq)
 
     def forget(self, sequence: LaneSequence) -> None:
         self._drafts.pop(sequence.seq, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
+from workers.speculator import never
 from workers.speculators.calibration import Calibration
 from workers.speculators.history import TOKEN_BYTES
 from workers.speculators.lookup import Lookup, first_estimate
@@ -13,7 +14,9 @@ from workers.speculators.prior import Prior
 from workers.speculators.proposals import Draft, Judge
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
 
     from ipc.messages import LaneSpec
     from workers.sequence import LaneSequence
@@ -37,12 +40,21 @@ class SuffixSpeculator(ModellessSpeculator):
         self._lookup.close(sequence)
         self._judge.forget(sequence)
 
-    def propose(self, asks: Sequence[Ask]) -> list[list[int]]:
+    def fork(self, sequence: LaneSequence, branch: LaneSequence) -> None:
+        self._lookup.fork(sequence, branch)
+
+    def adopt(self, sequence: LaneSequence, branch: LaneSequence) -> None:
+        self._judge.adopt(sequence, branch)
+        self.close(branch)
+
+    def observe(self, sequence: LaneSequence, rows: Sequence[tuple[int, Tensor]]) -> None:
+        self._judge.learn(sequence)
+
+    def propose(self, asks: Sequence[Ask], cancelled: Callable[[], bool] = never) -> list[list[int]]:
         return [self._propose(ask) for ask in asks]
 
     def _propose(self, ask: Ask) -> list[int]:
         sequence = ask.sequence
-        self._judge.learn(sequence)
         path = self._lookup.path(sequence)
         draft = Draft(ask.k)
         while not draft.full and (token := draft.add(path.proposals())) is not None:
@@ -50,4 +62,6 @@ class SuffixSpeculator(ModellessSpeculator):
         self._judge.remember(sequence, draft)
         if ask.confidences is not None:
             ask.confidences.extend(draft.expected)
+        if ask.others is not None:
+            ask.others.extend(draft.others)
         return draft.tokens

@@ -48,15 +48,20 @@ class ModelConfig:
 class _Fields:
     """The object in config.json, read with checks that name field, value and what would work."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, part: dict[str, Any] | None = None) -> None:
+        """`part`: an object of the file, instead of the whole."""
         self._path = path
+        self._content: dict[str, Any]
+        if part is not None:
+            self._content = part
+            return
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{path} is not JSON: {error}") from None
         if not isinstance(content, dict):
             raise ValueError(f"{path} holds no JSON object")
-        self._content: dict[str, Any] = content
+        self._content = content
 
     def get(self, name: str, default: Any = None) -> Any:
         value = self._content.get(name)
@@ -115,6 +120,37 @@ def read_config(directory: Path) -> ModelConfig:
         query_key_norm=architecture == "Qwen3ForCausalLM",
         sliding_window=_sliding_window(fields, architecture),
         inverse_frequencies=_inverse_frequencies(fields, head_dim),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """What a single decoder layer that is no model says of itself; see ModelConfig.
+
+    `normed_residual`: its field norm_before_residual.
+    """
+
+    head_dim: int
+    norm_eps: float
+    inverse_frequencies: npt.NDArray[np.float32]
+    normed_residual: bool
+
+
+def read_layer(directory: Path) -> LayerConfig:
+    """Of a head in the public EAGLE-3 layout, whose layer's fields may stand in an object of their own.
+
+    Raises as `read_config`.
+    """
+    outer = _Fields(directory / "config.json")
+    inner = outer.get("transformer_layer_config")
+    fields = _Fields(directory / "config.json", inner) if isinstance(inner, dict) else outer
+    query_heads = fields.count("num_attention_heads")
+    head_dim = fields.count("head_dim", fields.count("hidden_size") // query_heads)
+    return LayerConfig(
+        head_dim=head_dim,
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        inverse_frequencies=_inverse_frequencies(fields, head_dim),
+        normed_residual=bool(outer.get("norm_before_residual", False)),
     )
 
 

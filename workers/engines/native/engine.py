@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from ipc.messages import LAST_NORM
 from workers import scratch
 from workers.attention import PLAIN, PagedAttention, blocked, fused, largest_need
 from workers.blocks import BLOCK
@@ -198,23 +199,26 @@ class NativeEngine(PagedEngine):
         room = scratch.take(self.workspace, UBATCH, self._widths, step.need(rows), BLOCK)
         step = step.within(room.attending)
         taps: dict[int, Tensor] = dict.fromkeys(self._tap.layers if self._tap else (), ids)
+        taps.pop(LAST_NORM, None)
         hidden = self._model.hidden(ids, positions, self._attention, step, taps, room.layers)
         if self._tap is not None:
-            self._fill(self._tap, part, [*taps.values(), hidden])
+            self._fill(self._tap, part, {LAST_NORM: hidden, **taps})
         # A copy, since the next pass works in the same storage.
         return hidden.index_select(0, torch.tensor(part.wanted, dtype=torch.long, device=self._device))
 
-    def _fill(self, tap: Tap, part: Pass, rows: list[Tensor]) -> None:
-        """`rows`: the hidden rows of a pass after each of the tap's layers and after the last."""
+    def _fill(self, tap: Tap, part: Pass, rows: dict[int, Tensor]) -> None:
+        """`rows`: hidden rows after each of the tap's layers, and as LAST_NORM those to be normed yet."""
         first = 0
         for span in part.spans:
             wanted = tap.wanted(span.seq, span.start, span.length)
             if wanted:
                 cut = slice(first + wanted.start, first + wanted.stop)
-                *lower, last = (part_rows[cut] for part_rows in rows)
-                joined = torch.cat((*lower, self._model.normed(last)), dim=1).to(torch.bfloat16)
-                data = joined.cpu().view(torch.int16).numpy().tobytes()
-                tap.keep(span.seq, span.start + wanted.start, len(wanted), data)
+                parts = [
+                    self._model.normed(rows[layer][cut]) if layer == LAST_NORM else rows[layer][cut]
+                    for layer in tap.layers
+                ]
+                joined = torch.cat(parts, dim=1).to(torch.bfloat16)
+                tap.keep(span.seq, span.start + wanted.start, joined)
             first += span.length
 
     def _logits(self, rows: Tensor) -> Tensor:

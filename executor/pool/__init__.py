@@ -1,0 +1,1 @@
+"""A speculator server: one speculator lane, several executors that share it. Each of them is a client."""

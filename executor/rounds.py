@@ -1,0 +1,246 @@
+"""The rounds: what each lane is given to do next, and what comes of it.
+
+Each sequence goes the same way, plan → draft → verify → commit → publish, and both lanes are kept busy with
+it: whenever one has answered, `collect` takes the answer and `turn` gives every idle lane its next order.
+The target gets the sequences that have a draft, or for which none is worth waiting; the speculator those
+that need one, else it prepares drafts for verdicts that are still to come.
+"""
+
+from __future__ import annotations
+
+import time
+from logging import WARNING
+from typing import TYPE_CHECKING
+
+from executor import dialogue
+from executor.commit import commit
+from executor.drafting import Drafting
+from executor.errors import RequestFailed
+from executor.events import record
+from executor.plan import Limits, draft_budget, fitted, plan_round, prepared_plan
+from executor.request import NO_GUESSES, Guesses, Verdict
+from executor.stats import RoundTime
+from executor.verifying import TargetGone, Verifying
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from executor.collapse import Collapse
+    from executor.config import Timeouts
+    from executor.controller import Controller
+    from executor.lanes import Lanes
+    from executor.plan import Step
+    from executor.request import Request
+    from executor.setting import Setting
+    from executor.stats import Stats
+    from executor.verifying import Verdicts
+    from ipc.messages import VerifiedItem, Vocabulary
+
+_IDLE_SECONDS = 60.0
+
+
+class Rounds:
+    """`vocabulary`, `max_model_len` and `verify_tokens` are the target's, known once it serves."""
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        timeouts: Timeouts,
+        stats: Stats,
+        controller: Controller,
+        strikes: int,
+        finish: Callable[[Request], None],
+        fail: Callable[[Request, RequestFailed], None],
+    ) -> None:
+        """`strikes`: a request over which the target died so many times in a row fails. `finish`, `fail`:
+        what becomes of a request that has ended."""
+        self._lanes = lanes
+        self._stats = stats
+        self._controller = controller
+        self._strikes = strikes
+        self._finish = finish
+        self._fail = fail
+        self._drafting = Drafting(lanes, timeouts, stats)
+        self._verifying = Verifying(lanes)
+        self._began_ns: int | None = None
+        self._drafted_ns = 0
+        self._idle_since_ns = 0
+        self._waited_ns = 0
+        self.collapse: Collapse | None = None
+        self.vocabulary: Vocabulary
+        self.max_model_len = 0
+        self.verify_tokens = 0
+
+    @property
+    def waits_for_drafts(self) -> bool:
+        """Whether the speculator is at something that somebody may want."""
+        return self._drafting.wanted
+
+    def collect(self) -> None:
+        """Take what the lanes have answered."""
+        self._settle()
+        self._drafting.collect(self.vocabulary.size)
+
+    def turn(self, running: Sequence[Request], seated: Collection[int] | None, *, hold: bool) -> float:
+        """Give the lanes that are idle their next orders; returns until when to wait for answers, monotonic.
+
+        `seated`: sequences that the speculator has room for; None is all. `hold`: verify nothing, since one
+        that is to make room for others is still at it.
+        """
+        until = time.monotonic() + _IDLE_SECONDS
+        if not self._lanes.target.serving:
+            for request in running:
+                dialogue.drop_placed_draft(self._lanes, request)
+        if not running or not self._lanes.target.serving:
+            self._began_ns = None
+            return until
+        if self._began_ns is None:
+            self._began_ns = self._idle_since_ns = time.perf_counter_ns()
+        if self._lanes.target.idle or self._drafting.free:
+            setting = self._controller.setting(len(running))
+            plan = plan_round(running, self._limits(setting.k), seated)
+            self._drafting.drop_others(plan)
+            self._draft(plan, setting)
+            if self._lanes.target.idle and not hold:
+                until = min(until, self._verify(plan, setting))
+                self._draft(plan, setting)
+        return until
+
+    @property
+    def alarm(self) -> str:
+        """Why the speculator is no good; empty if it is."""
+        return self.collapse.alarm if self.collapse is not None else ""
+
+    def _limits(self, k: int) -> Limits:
+        speculator = self._lanes.speculator
+        ready = speculator.ready if speculator is not None and speculator.serving else None
+        return Limits(k, self.max_model_len, ready.max_model_len if ready is not None else 0)
+
+    # ------------------------------------------------------------ draft
+
+    def _draft(self, plan: Sequence[Step], setting: Setting) -> None:
+        if not self._drafting.free:
+            return
+        waiting = [step for step in plan if _needs_draft(step)]
+        if waiting:
+            if (
+                setting.ubatches > 1
+                and not any(_has_draft(step) for step in plan)
+                and not self._verifying.plan
+            ):
+                waiting = waiting[: -(-len(waiting) // 2)]
+            self._drafting.ask(waiting, setting.hypotheses, draft_budget(plan, self.verify_tokens))
+        elif setting.hypotheses:
+            ahead = prepared_plan(self._verifying.plan, self._limits(setting.k))
+            self._drafting.prepare(ahead, setting.hypotheses)
+
+    # ------------------------------------------------------------ verify
+
+    def _verify(self, plan: Sequence[Step], setting: Setting) -> float:
+        """Returns until when to wait if nothing is to be verified yet."""
+        until = self._drafting.waited_until
+        waits = until > time.monotonic()
+        ready = [step for step in plan if not (waits and step.k > 0 and step.request.draft is None)]
+        if not ready or (setting.ubatches == 1 and len(ready) < len(plan)):
+            return until
+        self._fit(ready)
+        self._stats.missed += sum(_missed(step) for step in ready)
+        self._verifying.ask(ready)
+        self._waited_ns = time.perf_counter_ns() - self._idle_since_ns
+        return time.monotonic() + _IDLE_SECONDS
+
+    def _fit(self, plan: Sequence[Step]) -> None:
+        """Cut drafts for which one verification has no room."""
+        drafts = [step.request.draft or NO_GUESSES for step in plan]
+        lengths = fitted([len(draft.tokens) for draft in drafts], draft_budget(plan, self.verify_tokens))
+        for step, (tokens, q), length in zip(plan, drafts, lengths, strict=True):
+            if length < len(tokens):
+                step.request.draft = Guesses(tokens[:length], q[:length])
+                dialogue.refuse(self._lanes, q[length:])
+                self._stats.spared += len(tokens) - length
+
+    # ------------------------------------------------------------ commit, publish
+
+    def _settle(self) -> None:
+        """Commit what the target has said, if it has."""
+        plan = self._verifying.plan
+        try:
+            verdicts = self._verifying.collect(self.vocabulary.size)
+        except TargetGone as gone:
+            self._began_ns = None
+            self._give_up(gone.plan)
+            return
+        if verdicts is None:
+            return
+        self._idle_since_ns = time.perf_counter_ns()
+        drafted = accepted = 0
+        for request, *_ in plan:
+            if not request.pending:
+                draft, verdict = request.draft or NO_GUESSES, verdicts.items[request.seq]
+                self._commit(request, draft.tokens, verdict)
+                drafted += len(draft.tokens)
+                accepted += verdict.n_accepted
+        self._drafting.verdict_given([step.request for step in plan])
+        self._watch_acceptance(drafted, accepted)
+        self._count(plan, verdicts)
+
+    def _commit(self, request: Request, draft: list[int], verdict: VerifiedItem) -> None:
+        base_len = len(request.tokens)
+        request.strikes = 0
+        request.outputs.put(commit(request, draft, verdict, self.max_model_len))
+        self._stats.acceptance.record(len(draft), verdict.n_accepted)
+        request.verdict = Verdict(base_len, verdict.n_accepted, verdict.next_token)
+        request.draft = request.prepared.get(request.verdict)
+        if request.prepared:
+            self._drafting.count(hit=request.draft is not None)
+            request.prepared = {}
+        if request.finish_reason is not None:
+            self._finish(request)
+
+    def _give_up(self, plan: Sequence[Step]) -> None:
+        """A request over which the target dies again and again fails alone."""
+        for request, *_ in plan:
+            if request.strikes >= self._strikes:
+                reason = self._verifying.died_of  # the present target may be its successor already
+                failed = RequestFailed(f"the target died {request.strikes} times in a row over it: {reason}")
+                self._fail(request, failed)
+
+    def _watch_acceptance(self, drafted: int, accepted: int) -> None:
+        speculator = self._lanes.speculator
+        if self.collapse is None or speculator is None or speculator.spec.engine in ("ngram", "suffix"):
+            return  # what a lookup is worth hangs on the text, and starting it again changes nothing
+        stood = bool(self.collapse.alarm)
+        restart = self.collapse.note(speculator.epoch, drafted, accepted)
+        if self.collapse.alarm and not stood:
+            record(WARNING, "acceptance_collapsed", epoch=speculator.epoch, reason=self.collapse.alarm)
+        if restart and speculator.serving:
+            self._lanes.supervisor.take_down(speculator, self.collapse.alarm)
+
+    def _count(self, plan: Sequence[Step], verdicts: Verdicts) -> None:
+        now = time.perf_counter_ns()
+        total = now - (self._began_ns or now)
+        computed, self._drafted_ns = self._drafting.waited_ns - self._drafted_ns, self._drafting.waited_ns
+        draft_ns = min(computed, self._waited_ns)
+        self._began_ns = now
+        self._lanes.times.round_ended(total, [lane.name for lane in self._lanes.all if lane.serving])
+        stats = self._stats
+        stats.rounds += 1
+        stats.round_ns += total
+        stats.draft_ns += draft_ns
+        stats.verify_ns += verdicts.busy_ns
+        stats.round_times.append(RoundTime(total, draft_ns, verdicts.busy_ns, len(plan)))
+
+
+def _has_draft(step: Step) -> bool:
+    return step.request.draft is not None
+
+
+def _needs_draft(step: Step) -> bool:
+    its = step.request
+    return step.k > 0 and its.draft is None and not its.verifying and its.asked_len != len(its.tokens)
+
+
+def _missed(step: Step) -> bool:
+    """Whether it goes on without the draft that it was to have."""
+    its = step.request
+    return its.speculate and its.draft is None and its.asked_len == len(its.tokens)
