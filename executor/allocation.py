@@ -8,6 +8,7 @@ another one must fit beside what runs. Does no I/O.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from executor.capacity import join, solve
@@ -30,12 +31,13 @@ class Allocation:
         self._limits = limits
         self._standby = standby
         self._solved: MemoryPlan | None = None
-        self._shares: dict[LaneSpec, LanePlan] = {}
+        self._shares: dict[LaneSpec, tuple[LanePlan, ...]] = {}
 
     @property
     def plan(self) -> MemoryPlan | None:
         """What the lanes that there are hold; None until all of the first have profiled."""
-        return self._solved and replace(self._solved, lanes=tuple(self._shares.values()))
+        shares = tuple(chain.from_iterable(self._shares.values()))
+        return self._solved and replace(self._solved, lanes=shares)
 
     def turns(self, starting: Sequence[Lane]) -> list[Lane]:
         """The lanes that may profile now, of those that start.
@@ -44,32 +46,38 @@ class Allocation:
         """
         if self._solved is None and any(lane.link.state in _NOT_LOADED for lane in starting):
             return []
-        busy = {lane.device_id for lane in starting if lane.link.state is LinkState.PROFILING}
+        profiling = [lane for lane in starting if lane.link.state is LinkState.PROFILING]
+        busy = {device for lane in profiling for device in lane.device_ids}
         turns = []
         for lane in starting:
-            if lane.link.state is LinkState.LOADED and lane.device_id not in busy:
-                busy.add(lane.device_id)
+            if lane.link.state is LinkState.LOADED and busy.isdisjoint(lane.device_ids):
+                busy.update(lane.device_ids)
                 turns.append(lane)
         return turns
 
     def solve(self, starting: Sequence[Lane]) -> None:
         """Make the plan, once all lanes have profiled. Raises InvalidConfig if none works."""
-        profiles = {lane.name: lane.profile for lane in starting if lane.profile is not None}
+        profiles = {lane.name: lane.profiles for lane in starting if lane.profiles}
         if self._solved is None and len(profiles) == len(starting):
             self._solved = solve(profiles, self._limits, self._standby)
-            shares = {share.lane: share for share in self._solved.lanes}
-            self._shares = {lane.spec: shares[lane.name] for lane in starting}
+            shares = self._solved.lanes
+            self._shares = {
+                lane.spec: tuple(share for share in shares if share.lane == lane.name) for lane in starting
+            }
 
     def share(self, lane: Lane) -> LanePlan | None:
-        """What a lane that has profiled may take; None: not known yet. Raises InvalidConfig if too much."""
+        """What a lane that has profiled may take, its first rank as all; None: not known yet.
+
+        Raises InvalidConfig if too much.
+        """
         plan = self.plan
-        if plan is None or lane.profile is None:
+        if plan is None or not lane.profiles:
             return None
         if lane.spec not in self._shares:
             copies = 2 if lane.name in self._standby else 1
-            self._shares[lane.spec] = join(plan, lane.name, lane.profile, copies)
-        return self._shares[lane.spec]
+            self._shares[lane.spec] = join(plan, lane.name, lane.profiles, copies)
+        return self._shares[lane.spec][0]
 
     def keep(self, specs: Sequence[LaneSpec]) -> None:
         """Only lanes of these specs are left: what others took is free again."""
-        self._shares = {spec: share for spec, share in self._shares.items() if spec in specs}
+        self._shares = {spec: shares for spec, shares in self._shares.items() if spec in specs}

@@ -1,12 +1,13 @@
 """How many tokens the lanes can hold together: from what each measured to what each allocates. Pure.
 
 Both lanes hold the same sequences, so the answer is one number of tokens; a lane that cannot use so many
-holds as many as it can use. Lanes on one device share its budget.
+holds as many as it can use. Lanes on one device share its budget. Each rank of a lane has its own profile.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from executor.errors import InvalidConfig
@@ -32,12 +33,18 @@ class MemoryLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LanePlan:
-    """One lane's share, in bytes; `copies` counts its spare processes, too."""
+    """One lane's share, or that of one of its ranks, in bytes; `copies` counts its spare processes, too."""
 
     lane: LaneName
     profile: MemoryProfile
     kv_tokens: int
     copies: int = 1
+    rank: int = 0
+
+    @property
+    def name(self) -> str:
+        """`target`; `target/1` is its second rank."""
+        return f"{self.lane}/{self.rank}" if self.rank else self.lane
 
     @property
     def fixed(self) -> int:
@@ -63,7 +70,10 @@ class LanePlan:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """`tokens` that both lanes hold; `budgets` by the identity of the device, in bytes."""
+    """`tokens` that both lanes hold; `budgets` by the identity of the device, in bytes.
+
+    `lanes`: one for each rank of each lane.
+    """
 
     lanes: tuple[LanePlan, ...]
     tokens: int
@@ -84,17 +94,24 @@ class MemoryPlan:
 
 
 def solve(
-    profiles: Mapping[LaneName, MemoryProfile], limits: MemoryLimits, standby: Sequence[LaneName] = ()
+    profiles: Mapping[LaneName, Sequence[MemoryProfile]],
+    limits: MemoryLimits,
+    standby: Sequence[LaneName] = (),
 ) -> MemoryPlan:
-    """The most tokens that all lanes can hold. Raises InvalidConfig with an option and a value that work."""
-    budgets = _budgets(list(profiles.values()), limits.budget)
-    block = max(profile.kv_block for profile in profiles.values())
-    useful = max(profile.max_kv_tokens for profile in profiles.values())
+    """The most tokens that all lanes can hold; `profiles`: of the ranks of each lane.
+
+    Raises InvalidConfig with an option and a value that work.
+    """
+    everyone = list(chain.from_iterable(profiles.values()))
+    budgets = _budgets(everyone, limits.budget)
+    block = max(profile.kv_block for profile in everyone)
+    useful = max(profile.max_kv_tokens for profile in everyone)
 
     def plan(tokens: int) -> MemoryPlan:
         lanes = [
-            LanePlan(lane, profile, min(tokens, profile.max_kv_tokens), 2 if lane in standby else 1)
-            for lane, profile in profiles.items()
+            share
+            for lane, its in profiles.items()
+            for share in _shares(lane, its, tokens, 2 if lane in standby else 1)
         ]
         return MemoryPlan(tuple(lanes), tokens, budgets)
 
@@ -121,20 +138,31 @@ def solve(
     return plan(tokens)
 
 
-def join(plan: MemoryPlan, lane: LaneName, profile: MemoryProfile, copies: int) -> LanePlan:
-    """The share of a lane that comes to others that run already: it must hold as many tokens as they do.
+def join(
+    plan: MemoryPlan, lane: LaneName, profiles: Sequence[MemoryProfile], copies: int
+) -> tuple[LanePlan, ...]:
+    """The shares of a lane that comes to others that run already: it must hold as many tokens as they do.
 
     Raises InvalidConfig if that does not fit.
     """
-    joined = LanePlan(lane, profile, min(plan.tokens, profile.max_kv_tokens), copies)
-    budgets = _budgets([profile], None) | dict(plan.budgets)
-    whole = MemoryPlan((*plan.lanes, joined), plan.tokens, budgets)
+    joined = _shares(lane, profiles, plan.tokens, copies)
+    budgets = _budgets(profiles, None) | dict(plan.budgets)
+    whole = MemoryPlan((*plan.lanes, *joined), plan.tokens, budgets)
     if not whole.fits:
-        needed = _advice(whole.taken(profile.device_id))
+        needed = _advice(whole.taken(whole.crowded[0]))
         raise InvalidConfig(
             "memory_budget", f"memory_budget: {_crowded(whole)}; try {needed}, or a smaller model"
         )
     return joined
+
+
+def _shares(
+    lane: LaneName, profiles: Sequence[MemoryProfile], tokens: int, copies: int
+) -> tuple[LanePlan, ...]:
+    return tuple(
+        LanePlan(lane, profile, min(tokens, profile.max_kv_tokens), copies, rank)
+        for rank, profile in enumerate(profiles)
+    )
 
 
 def _budgets(profiles: Sequence[MemoryProfile], budget: int | None) -> dict[str, int]:
@@ -168,7 +196,7 @@ def _crowded(plan: MemoryPlan) -> str:
     """The first device that is asked for too much, and by whom."""
     device = plan.crowded[0]
     there = [lane for lane in plan.lanes if lane.profile.device_id == device]
-    lanes = ", ".join(f"{lane.lane} {size(lane.total * lane.copies)}" for lane in there)
+    lanes = ", ".join(f"{lane.name} {size(lane.total * lane.copies)}" for lane in there)
     needed, budget, name = plan.taken(device), plan.budgets[device], there[0].profile.device
     return f"{plan.tokens} tokens need {size(needed)} of {size(budget)} on {name} ({lanes})"
 

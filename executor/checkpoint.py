@@ -71,6 +71,20 @@ def check_native(path: Path, field: str) -> None:
         )
 
 
+def check_ranks(path: Path, ranks: int) -> None:
+    """Raises InvalidConfig if the model has too few heads of keys and values for so many ranks to share."""
+    if ranks == 1:
+        return
+    settings = read_object(path / "config.json", "target")
+    heads = settings.get("num_key_value_heads") or settings.get("num_attention_heads")
+    if not isinstance(heads, int) or ranks > heads:
+        raise InvalidConfig(
+            "target_ranks",
+            f"target-ranks {ranks} cannot share the {heads} heads of keys and values of {path}; "
+            f"try {heads if isinstance(heads, int) else 1}",
+        )
+
+
 def context(path: Path, field: str) -> int:
     """The model's own context in tokens: max_position_embeddings, or what older families call it.
 

@@ -13,7 +13,7 @@ from executor.errors import InvalidConfig
 from executor.models import DEFAULT_TARGET
 from executor.placement import Placement, placement
 from executor.restart import RestartPolicy
-from executor.setting import MAX_HYPOTHESES, Mode, Setting, fixed
+from executor.setting import MAX_HYPOTHESES, Mode, Setting, setting_for
 from executor.transport import TransportName, TransportPolicy
 from ipc.messages import Acceptance, LaneName, QForm
 from ipc.toy import ToyParameters
@@ -26,6 +26,7 @@ SPECULATORS = ("auto", "off", "ngram", "suffix", "eagle", "cascade")
 """Speculators that are not named by a checkpoint."""
 MAX_SPECULATIVE_TOKENS = 32
 MAX_SEQUENCES = 1024
+MAX_RANKS = 16
 _MAX_SECONDS = 1e9
 """What waits of the standard library can take."""
 
@@ -116,10 +117,13 @@ class Config:
     target_cores, speculator_cores: the only cores that lane's process may use, such as `0-3,8`.
     lanes: `process`, each lane in its own; `inline`, all in this one, which isolates nothing: for debuggers,
         and to compare with.
+    target_ranks: processes that share the target model, each with a part of its weights and KV: as many GPUs,
+        or tensor parallelism on the CPU. Only with engine native; a toy's ranks have no parts to share.
     num_speculative_tokens: longest draft, K.
     mode: `sequential`: a draft is made, then verified; `ahead`: while it is verified, the next one is made
     for
-        the likeliest verdict; `outcomes`: for many.
+        the likeliest verdict; `outcomes`: for many; `auto`: what brings most tokens per second, by
+        measurement, or no speculation.
     hypotheses: for how many verdicts, N; None is what the mode stands for: 0, 1 or 2 · (K + 1).
     ubatches: 2: sequences are drafted for and verified in two parts that take turns; 1 or None: all at once.
     acceptance: how drafts are judged above temperature 0. `coupled`: the text is a function of prompt,
@@ -134,7 +138,8 @@ class Config:
         their drafts; None is what the target runs in one pass. The guesses least likely right are left out.
     kv_tokens: tokens whose keys and values each lane holds at most; None is as many as can be of use and fit.
     reuse_prefixes: whether a prompt that begins like an earlier one is spared computing that again.
-    threads: threads of each lane's arithmetic on CPUs; None is all cores that this process may use.
+    threads: threads of each lane's arithmetic on CPUs, which its ranks share; None is all cores that this
+        process may use.
     transport: how tensors go from lane to lane: `cuda_ipc` (between GPUs, without a copy), `memfd` (memory
         that both share), `inline` (within messages); `auto` is the first of these that works. What does not
         work falls back to the next, unless `require_cuda_ipc`.
@@ -155,6 +160,7 @@ class Config:
     target_cores: str | None = None
     speculator_cores: str | None = None
     lanes: Hosting = "process"
+    target_ranks: int = 1
     num_speculative_tokens: int = 5
     mode: Mode = "sequential"
     hypotheses: int | None = None
@@ -193,6 +199,15 @@ class Config:
         _one_of("engine", self.engine, get_args(EngineName))
         _one_of("dtype", self.dtype, get_args(DtypeName))
         _one_of("lanes", self.lanes, get_args(Hosting))
+        _whole("target_ranks", self.target_ranks, 1, MAX_RANKS, "2")
+        if self.target_ranks > 1:
+            for option, unable, able in (("engine", "hf", "native"), ("lanes", "inline", "process")):
+                if getattr(self, option) == unable:
+                    raise InvalidConfig(
+                        "target_ranks",
+                        f"target-ranks {self.target_ranks} needs {option} {able}, got {unable}; "
+                        f"try --{option} {able}, or --target-ranks 1",
+                    )
         _one_of("mode", self.mode, get_args(Mode))
         if self.hypotheses is not None:
             _whole("hypotheses", self.hypotheses, 0, MAX_HYPOTHESES, "1")
@@ -245,7 +260,7 @@ class Config:
     @property
     def setting(self) -> Setting:
         """How sequences are speculated for."""
-        return fixed(self.mode, self.num_speculative_tokens, self.hypotheses, self.ubatches)
+        return setting_for(self.mode, self.num_speculative_tokens, self.hypotheses, self.ubatches)
 
     @property
     def transport_policy(self) -> TransportPolicy:

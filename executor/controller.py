@@ -1,17 +1,273 @@
-"""Which setting to speculate with."""
+"""Which setting to speculate with: the one that promises most tokens per second, by what was measured. Pure.
+
+A setting's promise follows from the figures in `executor.costs` and, in so far as it was tried, from how such
+promises were kept. Settings are tried for a few rounds now and then; one that disappoints is left at once.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from executor.costs import Costs, Mean, Outcome, size_class
+from executor.setting import Setting
 
 if TYPE_CHECKING:
-    from executor.setting import Setting
+    from collections.abc import Sequence
+
+OFF = Setting(0)
+HYSTERESIS = 1.04
+"""Another setting has to promise so many times as much."""
+TRIAL_ROUNDS = 4
+TRIAL_EVERY = 1.0
+"""Seconds from one trial to the next …"""
+TRIAL_SHARE = 0.04
+"""… or more, so that trials take no larger share of the time than this."""
+STALE_AFTER = 8.0
+"""Seconds after which what was seen of a kind of setting should be looked at again …"""
+WORTH_A_TRIAL = 0.8
+"""… if it promises this share of the best."""
+WINDOW = 0.5
+"""Seconds over which what a setting brings is compared with no speculation."""
+LEAST_SHARE = 0.95
+"""What it must bring of that."""
+BAN_SECONDS = 2.0
+_LEAST_SECONDS = 1e-6
+"""No round is shorter, whatever a line through few observations says."""
+
+
+class Kind(NamedTuple):
+    """Settings whose promises are kept alike, for so many sequences as in `costs.size_class`."""
+
+    size: int
+    speculates: bool
+    hypotheses: int
+    ubatches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a round came to. Times in seconds.
+
+    setting: by which it was run, while so many sequences were `running`. outcomes: of those that were judged.
+    rows: logit rows that the target ran. total: since the round before. verify: computed by the target.
+    waited: for drafts. draft_steps, draft: what the speculator computed for drafts that were waited for.
+    hits, misses: verdicts that were guessed, and that were not.
+    """
+
+    setting: Setting
+    running: int
+    outcomes: Sequence[Outcome]
+    rows: int
+    total: float
+    verify: float
+    waited: float
+    draft_steps: int
+    draft: float
+    hits: int
+    misses: int
 
 
 class Controller:
-    def __init__(self, setting: Setting) -> None:
-        self._setting = setting
+    """Of one executor. `reason` says why the present setting was chosen."""
 
-    def setting(self, sequences: int) -> Setting:
-        """What to do while so many sequences run."""
-        return self._setting
+    def __init__(self, longest: Setting, *, adapts: bool) -> None:
+        """`longest`: the setting to use, or if it `adapts` that with the longest drafts and most hypotheses
+        that may be used."""
+        self._longest = longest
+        self._adapts = adapts
+        self.costs = Costs()
+        self.current = longest if not adapts else Setting(longest.k)
+        self.reason = "fixed" if not adapts else "not measured yet"
+        self._kept: dict[Kind, Mean] = {}
+        self._seen: dict[Kind, float] = {}
+        self._banned: dict[Kind, float] = {}
+        self._trial: Setting | None = None
+        self._trial_left = 0
+        self._tried: list[tuple[float, int]] = []
+        self._next_trial = 0.0
+        self._window: deque[tuple[float, int]] = deque()
+        self._size = -1
+
+    def setting(self, sequences: int, now: float) -> Setting:
+        """What to do while so many sequences run; `now` in seconds, monotonic."""
+        if not self._adapts or sequences == 0:
+            return self.current
+        if size_class(sequences) != self._size:
+            self._size = size_class(sequences)
+            self._window.clear()
+            self._choose(sequences, now)
+        if self._trial is not None:
+            return self._trial
+        return self.current
+
+    def note(self, done: Round, now: float) -> None:
+        """A round has ended."""
+        sequences = len(done.outcomes)
+        if sequences == 0:
+            return
+        costs = self.costs
+        if done.setting.hypotheses == 0 or not costs.known:
+            # While the speculator computes, too, the target may be slower.
+            costs.verified(sequences, done.rows, done.verify)
+        costs.rest(max(0.0, done.total - done.verify - done.waited))
+        if done.draft_steps:
+            costs.drafted(sequences, done.draft_steps, done.draft)
+        if done.hits + done.misses:
+            costs.guessed(done.setting.hypotheses, hits=done.hits, misses=done.misses)
+        for outcome in done.outcomes:
+            costs.judged(outcome)
+        if self._adapts and (sequences == done.running or done.setting.ubatches == 2):
+            self._judge(done, now)
+            self._look(done.running, now)
+
+    def worth_finishing(self, sequences: int) -> bool:
+        """Whether drafts that are being prepared are worth waiting for once their verdicts are there.
+
+        Another step of the speculator costs what could be decoded meanwhile, and brings a token if the
+        verdict was guessed and all guesses before it are right.
+        """
+        costs, k = self.costs, self.current.k
+        if not costs.known or k == 0:
+            return False
+        reach = costs.tokens(k) - costs.tokens(k - 1)
+        brings = costs.hit(self.current.hypotheses) * reach * costs.verify(sequences, sequences * (k + 1))
+        return brings > costs.tokens(k) * costs.draft_step(sequences)
+
+    # ------------------------------------------------------------ judging
+
+    def _judge(self, done: Round, now: float) -> None:
+        """How the promise was kept."""
+        sequences = done.running
+        tokens = sum(outcome.accepted + 1 for outcome in done.outcomes)
+        kind = _kind(done.setting, sequences)
+        self._seen[kind] = now
+        if self.costs.known:
+            # Rounds differ by luck in what is accepted, which is in the figures already: compare times.
+            promised = self._seconds(done.setting, sequences)
+            if done.total > 0:
+                self._kept.setdefault(kind, Mean(1.0, 0.9)).note(min(2.0, promised / done.total))
+        if done.setting == self._trial:
+            self._tried.append((done.total, tokens))
+        if done.setting == self.current:
+            self._window.append((done.total, tokens))
+            while sum(total for total, _ in self._window) > WINDOW and len(self._window) > 1:
+                self._window.popleft()
+
+    def _look(self, sequences: int, now: float) -> None:
+        if self._trial is not None:
+            self._trial_left -= 1
+            if self._trial_left <= 0:
+                self._end_trial(self._trial, sequences, now)
+            return
+        if self._disappoints(sequences):
+            self._banned[_kind(self.current, sequences)] = now + BAN_SECONDS
+            self.current, self.reason = OFF, "it brought less than no speculation"
+            self._window.clear()
+            self._next_trial = max(self._next_trial, now + TRIAL_EVERY)
+        elif now >= self._next_trial:
+            self._choose(sequences, now)
+            self._try_another(sequences, now)
+
+    def _end_trial(self, tried: Setting, sequences: int, now: float) -> None:
+        """What it brought counts for more than what figures from other times promise."""
+        seconds = sum(total for total, _ in self._tried)
+        brought = sum(tokens for _, tokens in self._tried) / seconds if seconds else 0.0
+        self._trial, self._tried = None, []
+        if self.current == OFF and brought > HYSTERESIS * self.promise(OFF, sequences):
+            self.current, self.reason = tried, "it brought more than no speculation"
+            self._window.clear()
+        else:
+            self._choose(sequences, now)
+
+    def _disappoints(self, sequences: int) -> bool:
+        seconds = sum(total for total, _ in self._window)
+        if self.current == OFF or seconds < WINDOW / 2 or not self.costs.known:
+            return False
+        brought = sum(tokens for _, tokens in self._window) / seconds
+        return brought < LEAST_SHARE * self.promise(OFF, sequences)
+
+    # ------------------------------------------------------------ choosing
+
+    def promise(self, setting: Setting, sequences: int) -> float:
+        """Tokens per second that a setting should bring, all sequences together."""
+        kept = self._kept.get(_kind(setting, sequences))
+        share = kept.value if kept is not None else 1.0
+        parts = 2 if setting.ubatches == 2 else 1
+        expected = sequences * self.costs.tokens(setting.k) / parts
+        return share * expected / max(_LEAST_SECONDS, self._seconds(setting, sequences))
+
+    def _seconds(self, setting: Setting, sequences: int) -> float:
+        """Of a round. With two ubatches it has half of the sequences, and two rounds run at once."""
+        costs, k = self.costs, setting.k
+        if k == 0:
+            return costs.verify(sequences, sequences) + costs.between
+        if setting.ubatches == 2:
+            half = -(-sequences // 2)
+            verify = costs.verify(half, half * (k + 1)) + costs.between
+            # Each lane does one of the two parts while the other lane does the other.
+            return max(verify, k * costs.draft_step(half) + costs.between)
+        verify = costs.verify(sequences, sequences * (k + 1)) + costs.between
+        draft = k * costs.draft_step(sequences) + costs.between
+        if setting.hypotheses == 0:
+            return verify + draft
+        # One that was not guessed is waited for by all.
+        missed = 1 - costs.hit(setting.hypotheses) ** sequences
+        return verify + missed * draft
+
+    def _choose(self, sequences: int, now: float) -> None:
+        if not self.costs.known:
+            return
+        allowed = [
+            setting
+            for setting in self._candidates(sequences)
+            if self._banned.get(_kind(setting, sequences), 0.0) <= now
+        ]
+        best = max(allowed, key=lambda setting: self.promise(setting, sequences))
+        if best != self.current and self.promise(best, sequences) > HYSTERESIS * self.promise(
+            self.current, sequences
+        ):
+            self.current = best
+            self._window.clear()
+        plain = self.promise(OFF, sequences)
+        self.reason = f"promises {self.promise(self.current, sequences) / plain:.2f} times plain decoding"
+
+    def _last(self, setting: Setting, sequences: int) -> float:
+        """When settings of its kind were last seen."""
+        return self._seen.get(_kind(setting, sequences), float("-inf"))
+
+    def _candidates(self, sequences: int) -> list[Setting]:
+        longest = self._longest
+        lengths = sorted({k for k in (1, 2, 3, 5, 7, 10, 14, 20, 32) if k < longest.k} | {longest.k})
+        budgets = sorted({0, min(1, longest.hypotheses), longest.hypotheses})
+        parts = (1, 2) if sequences > 1 and longest.ubatches > 1 else (1,)
+        return [OFF] + [Setting(k, n, parts_) for k in lengths for n in budgets for parts_ in parts]
+
+    def _try_another(self, sequences: int, now: float) -> None:
+        """Now and then a kind of setting that was not seen for long: plain rounds, or the best of a kind."""
+        promises = {s: self.promise(s, sequences) for s in self._candidates(sequences)}
+        best = max(promises.values())
+        stale = [
+            setting
+            for setting, promise in promises.items()
+            if now - self._last(setting, sequences) > (TRIAL_EVERY if self.current == OFF else STALE_AFTER)
+            and setting != self.current
+            and (promise > WORTH_A_TRIAL * best or setting == OFF or self.current == OFF)
+        ]
+        if not stale:
+            self._next_trial = now + TRIAL_EVERY
+            return
+        oldest = min(self._last(setting, sequences) for setting in stale)
+        them = [s for s in stale if self._last(s, sequences) == oldest]
+        trial = OFF if OFF in them else max(them, key=promises.__getitem__)
+        if self.current == OFF:  # by what it was left for, only the shortest drafts look good
+            trial = trial._replace(k=max(trial.k, min(3, self._longest.k)))
+        self._trial, self._tried = trial, []
+        self._trial_left = TRIAL_ROUNDS * trial.ubatches
+        spent = self._trial_left * self._seconds(trial, sequences)
+        self._next_trial = now + max(TRIAL_EVERY, spent / TRIAL_SHARE)
+
+
+def _kind(setting: Setting, sequences: int) -> Kind:
+    return Kind(size_class(sequences), setting.k > 0, min(setting.hypotheses, 2), setting.ubatches)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from executor import admission, dialogue
 from executor.admission import Demand, KvRoom
 from executor.collapse import Collapse
-from executor.controller import Controller
 from executor.errors import Closed, InvalidRequest, LaneFailed, RequestFailed, SpeclaneError
 from executor.events import record
 from executor.health import Health, HealthLog
@@ -38,11 +37,11 @@ if TYPE_CHECKING:
 
     from executor.capacity import MemoryLimits, MemoryPlan
     from executor.config import Hosting, Recovery, Timeouts
+    from executor.controller import Controller
     from executor.lane import Lane
     from executor.lane_times import LaneTimes
     from executor.placement import Placement
     from executor.request import Request
-    from executor.setting import Setting
     from executor.transport import TransportInfo, TransportPolicy
     from ipc.messages import LaneName, LaneSpec
 
@@ -53,7 +52,7 @@ class Coordinator:
     def __init__(
         self,
         specs: Sequence[LaneSpec],
-        setting: Setting,
+        controller: Controller,
         timeouts: Timeouts,
         recovery: Recovery,
         max_model_len: int,
@@ -64,12 +63,13 @@ class Coordinator:
         transport: TransportPolicy | None = None,
         keys: Path | None = None,
     ) -> None:
-        """`specs`: the target's first, then the speculator's if there is one. `setting`: how to
-        speculate. Lengths in tokens: `max_model_len` of the longest sequence, `max_verify_tokens` of a
+        """`specs`: the target's first, then the speculator's if there is one. `controller`: of how
+        to speculate. Lengths in tokens: `max_model_len` of the longest sequence, `max_verify_tokens` of a
         verification of all sequences (None: what the target runs in one pass). `keys`: of a client of
         speculator servers. Raises InvalidConfig or SpeclaneError.
         """
-        self._k = setting.k
+        self._k = controller.current.k
+        self.controller = controller
         self._load_seconds = timeouts.load
         self._max_sequences = specs[0].max_sequences
         self._max_verify_tokens = max_verify_tokens
@@ -87,7 +87,7 @@ class Coordinator:
             self._lanes,
             timeouts,
             self.stats,
-            Controller(setting),
+            controller,
             recovery.strikes,
             self._finish,
             self._fail,

@@ -48,7 +48,7 @@ def rows(lanes: Lanes, lane: Lane, request: Request, room: int) -> list[HiddenRo
     """
     if lane.head is None:
         return []
-    parts = request.rows.since(lane.told_rows.get(request.seq, 0))
+    parts = request.rows.since(lane.told_rows.get(request.seq, 0), lane.head)
     if sum(len(part.data) for part in parts) > room:
         return []
     lane.told_rows[request.seq] = request.rows.end

@@ -74,6 +74,8 @@ class Drafting:
         self._order: Order | None = None
         self.waited_ns = 0
         """What the speculator computed for answers that somebody may have waited for, so far."""
+        self.made: list[tuple[int, int, float]] = []
+        """Of drafts that were made meanwhile: of how many sequences, how many steps, in how many seconds."""
         # By what runs, not by incarnation: a lane that starts again is as fast as it was.
         self._paces = defaultdict[LaneSpec, DraftPace](
             lambda: DraftPace(least=timeouts.draft_least, most=timeouts.draft)
@@ -148,13 +150,14 @@ class Drafting:
         if asked:
             self._send(speculator, asked, amount=0)
 
-    def verdict_given(self, requests: Sequence[Request]) -> None:
-        """What is being prepared for them is needed now, as far as it has got."""
+    def verdict_given(self, requests: Sequence[Request], *, hurry: bool) -> None:
+        """What is being prepared for them is needed now; in a `hurry` as far as it has got."""
         order = self._order
         if order is None or order.waited_until is not None or not order.speculator.serving:
             return
         if any(its.seq in order.asked for its in requests):
-            self._lanes.tell(order.speculator, Cancel(order.speculator.epoch, order.number))
+            if hurry:
+                self._lanes.tell(order.speculator, Cancel(order.speculator.epoch, order.number))
             longest = max(asked.k for asked in order.asked.values())
             patience = self._paces[order.speculator.spec].patience(work(longest, 0))
             order.waited_until = time.monotonic() + patience
@@ -179,6 +182,8 @@ class Drafting:
             if order.amount:
                 pace = self._paces[speculator.spec]
                 pace.note(order.amount, speculator.answered_at - speculator.asked_at)
+                steps = max((len(item.tokens) for item in reply.items), default=0)
+                self.made.append((len(order.asked), max(1, steps), reply.busy_ns / 1e9))
             coupled = speculator.spec.acceptance == "coupled"
             self._use(order, reply.items, vocabulary_size, coupled=coupled)
         elif owes:

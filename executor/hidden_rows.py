@@ -25,39 +25,43 @@ _MOST_BYTES = 256 << 20
 
 
 class KeptRows:
-    """A run of positions without a gap."""
+    """A run of positions without a gap, for heads that read the same parts of a row."""
 
     def __init__(self) -> None:
         self._parts: deque[HiddenRows] = deque()
+        self._taps: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:
         """The position after the last."""
         return self._parts[-1].start + self._parts[-1].count if self._parts else 0
 
-    def add(self, parts: Sequence[HiddenRows], window: int, leases: Leases) -> None:
-        """Go on with these; what lies more than `window` positions back is dropped, and all before a gap."""
+    def add(self, parts: Sequence[HiddenRows], head: HeadSpec, leases: Leases) -> None:
+        """Go on with these, made for `head`; what lies behind its window is dropped, and all before a gap."""
+        self.fit(head, leases)
         for part in parts:
             if part.start != self.end:
                 self.clear(leases)
             if part.at is not None:
                 leases.keep(part.at.ref)
             self._parts.append(part)
-        while self._parts and self._parts[0].start + self._parts[0].count <= self.end - window:
+        while self._parts and self._parts[0].start + self._parts[0].count <= self.end - head.window:
             _drop(self._parts.popleft(), leases)
 
-    def since(self, position: int) -> list[HiddenRows]:
-        """Those that begin at a position or later."""
-        return [part for part in self._parts if part.start >= position]
+    def since(self, position: int, head: HeadSpec) -> list[HiddenRows]:
+        """Those that begin at a position or later, if `head` can read them."""
+        return [part for part in self._parts if part.start >= position] if head.taps == self._taps else []
 
     def clear(self, leases: Leases) -> None:
         while self._parts:
             _drop(self._parts.popleft(), leases)
 
-    def forget_lost(self, leases: Leases) -> None:
-        """If some lie in an arena that is gone, with the lane that made it, they have to be made anew."""
-        if any(part.at is not None and not leases.knows(part.at.arena) for part in self._parts):
+    def fit(self, head: HeadSpec, leases: Leases) -> None:
+        """Forget what has to be made anew: for another head, or since the memory is gone with its lane."""
+        lost = any(part.at is not None and not leases.knows(part.at.arena) for part in self._parts)
+        if lost or head.taps != self._taps:
             self.clear(leases)
+            self._taps = head.taps
 
 
 def arena_bytes(spec: LaneSpec, heads: Iterable[HeadSpec]) -> int:

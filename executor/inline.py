@@ -13,6 +13,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from executor.process import describe_exit
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -40,6 +42,7 @@ class InlineWorker:
         # By name, like the process that is otherwise started: the executor depends on no worker's code.
         session: Any = importlib.import_module("workers.session")
         self.pid = os.getpid()
+        self.pids = (self.pid,)
         self.pidfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._status: int | None = None
         self._session = session.Session(lane, epoch, hub.peer(f"{lane}/{epoch}"), time.monotonic())
@@ -64,6 +67,9 @@ class InlineWorker:
     def wait(self, deadline: float) -> int | None:
         self._thread.join(max(0.0, deadline - time.monotonic()))
         return self._status
+
+    def describe_exit(self, status: int) -> str:
+        return describe_exit(status)
 
     def stderr_tail(self) -> str:
         """It writes to this process's own."""

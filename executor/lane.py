@@ -78,13 +78,14 @@ class Lane:
         self.state = LaneState.STARTING
         self.link = Link(self.name)
         self.process: Worker | None = None
-        self.pid: int | None = None
+        self.pids: tuple[int, ...] = ()
         self.phase = "start"
-        self.device_id = ""
-        """The device that it runs on, once it has loaded."""
+        self.device_ids: tuple[str, ...] = ()
+        """The devices that its ranks run on, once it has loaded."""
+        self.profiles: tuple[MemoryProfile, ...] = ()
+        """Of each rank, once it has profiled."""
         self.serves: Offer | None = None
         """What drafts, where only a server knows that."""
-        self.profile: MemoryProfile | None = None
         self.room: KvRoom | None = None
         """What it holds, once that is planned."""
         self.ready: Ready | None = None

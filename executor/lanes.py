@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from executor import descriptors, inline, process, vetting
+from executor import descriptors, inline, ranks, vetting
 from executor.admission import KvRoom
 from executor.allocation import Allocation
 from executor.errors import InvalidConfig, LaneFailed
@@ -68,7 +68,7 @@ _DESCRIPTORS = 64
 """Open files that the lanes and their successors take at most, with some to spare."""
 
 
-HOSTS = {"process": process, "inline": inline}
+HOSTS = {"process": ranks, "inline": inline}
 
 
 @dataclass(slots=True)
@@ -300,7 +300,7 @@ class Lanes:
             case Imported():
                 self.transport.imported(lane, fact)
             case Profiled():
-                lane.profile = fact.profile
+                lane.profiles = (fact.profile, *fact.peers)
                 self._allot()
             case Ready():
                 self._ready(lane, fact)
@@ -320,7 +320,7 @@ class Lanes:
             self._post(lane, Configure(lane.epoch, lane.spec))
 
     def _loaded(self, lane: Lane, fact: Loaded) -> None:
-        lane.device_id, lane.serves = fact.device_id, fact.serves
+        lane.device_ids, lane.serves = (fact.device_id, *fact.peers), fact.serves
         if reason := vetting.misfit(lane, self.supervisor.current.get("target")):
             self._refuse(lane, reason)
             return
@@ -349,10 +349,11 @@ class Lanes:
             lane.refused = True
             self.supervisor.take_down(lane, str(error))
             return
-        if share is not None and lane.profile is not None:
+        if share is not None and lane.profiles:
+            profile = lane.profiles[0]
             # Another server than the one that was planned with may have less.
-            tokens = min(share.kv_tokens, lane.profile.max_kv_tokens)
-            lane.room = KvRoom(tokens, lane.profile.kv_block)
+            tokens = min(share.kv_tokens, profile.max_kv_tokens)
+            lane.room = KvRoom(tokens, profile.kv_block)
             self._post(lane, Allocate(lane.epoch, tokens))
 
     def _ready(self, lane: Lane, fact: Ready) -> None:

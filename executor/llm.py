@@ -17,6 +17,7 @@ from rich.progress import Progress
 
 from executor.config import Config, Timeouts, check_seconds
 from executor.control import ControlServer
+from executor.controller import Controller
 from executor.coordinator import Coordinator
 from executor.errors import Closed, InvalidConfig, InvalidRequest, LaneFailed, SpeclaneError
 from executor.events import record
@@ -74,7 +75,7 @@ class LLM:
                 return  # whoever made it waits for it; what is submitted until then waits in its inbox
             self._coordinator = Coordinator(
                 self._prepared.specs,
-                config.setting,
+                Controller(config.setting, adapts=config.mode == "auto"),
                 config.timeouts,
                 config.recovery,
                 self._prepared.max_model_len,

@@ -180,6 +180,7 @@ def prepare(config: Config, progress: Callable[[str], None]) -> Prepared:
     if config.engine == "toy":
         return _prepare_toys(config, progress)
     target = _checkpoint(config, config.target, "target", progress)
+    checkpoint.check_ranks(target, config.target_ranks)
     max_model_len = _within(config.max_model_len, checkpoint.context(target, "target"))
     lane = _spec(config, "target", config.engine, str(target), max_model_len)
     return Prepared(
@@ -325,17 +326,20 @@ def check_length(length: int, max_model_len: int) -> None:
 
 
 def _spec(config: Config, lane: LaneName, engine: LaneEngine, model: str, max_model_len: int) -> LaneSpec:
+    ranks = config.target_ranks if lane == "target" else 1
     return LaneSpec(
         lane=lane,
         engine=engine,
         model=model,
         dtype=config.dtype,
         device=config.placements[lane].device,
-        threads=config.threads_of(lane),
+        threads=max(1, config.threads_of(lane) // ranks),
         max_sequences=config.max_sequences,
         max_model_len=max_model_len,
         num_speculative_tokens=config.num_speculative_tokens,
         reuse_prefixes=config.reuse_prefixes,
+        ranks=ranks,
+        first_gpu=0 if lane == "target" else config.target_ranks,
         acceptance=config.acceptance,
         q_rows=config.q_rows,
     )

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LaneRow:
-    """A lane's memory as it is shown. Sizes in bytes, of one process; `copies` counts its spare too.
+    """A lane's memory as it is shown, or that of one of its ranks. Sizes in bytes, of one process; `copies`
+    counts its spare too.
 
     process: what its process takes without the model. total: of all that it holds when it serves; peak: the
     most that it ever takes, loading included.
@@ -35,6 +36,12 @@ class LaneRow:
     total: int
     peak: int
     copies: int
+    rank: int = 0
+
+    @property
+    def name(self) -> str:
+        """`target`; `target/1` is its second rank."""
+        return f"{self.lane}/{self.rank}" if self.rank else self.lane
 
     def as_dict(self) -> dict[str, str | int]:
         return asdict(self)
@@ -72,4 +79,5 @@ def _row(lane: LanePlan) -> LaneRow:
         total=lane.total,
         peak=lane.peak,
         copies=lane.copies,
+        rank=lane.rank,
     )

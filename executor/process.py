@@ -22,10 +22,8 @@ from executor.placement import Placement
 from ipc.lifeline import Lifeline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from executor.lane import Lane
-    from ipc.channel import Hub
     from ipc.messages import LaneName
 
 _TAIL_BYTES = 4096
@@ -34,20 +32,27 @@ _STDERR_BYTES = 16 << 20
 """So much of what a worker writes is kept, in memory, before all but its tail is dropped."""
 
 
-def command(lane: LaneName, epoch: str, endpoint: str, death_fd: int) -> list[str]:
-    """What to run for a lane."""
+def command(lane: LaneName, epoch: str, endpoint: str, death_fd: int, *rank: str) -> list[str]:
+    """What to run for a lane; `rank`: options of one of several processes."""
     return [
         *(sys.executable, "-P", "-m", "workers"),
         *("--lane", lane, "--epoch", epoch, "--endpoint", endpoint),
         *("--parent-pid", str(os.getpid()), "--death-fd", str(death_fd)),
+        *rank,
     ]
 
 
 class WorkerProcess:
     def __init__(
-        self, lane: LaneName, epoch: str, endpoint: str, threads: int, place: Placement | None = None
+        self,
+        lane: LaneName,
+        epoch: str,
+        endpoint: str,
+        threads: int,
+        place: Placement | None = None,
+        rank: Sequence[str] = (),
     ) -> None:
-        """Starts it. Raises OSError."""
+        """Starts it; `rank`: options of one of several processes of the lane. Raises OSError."""
         place = place or Placement()
         with ExitStack() as undo:
             # Unlike a pipe, a file cannot fill up and block a talkative worker; this one needs no disk.
@@ -61,7 +66,7 @@ class WorkerProcess:
             try:
                 with _on_cores(place.cores):
                     self._popen = subprocess.Popen(
-                        command(lane, epoch, endpoint, self.lifeline.worker_fd),
+                        command(lane, epoch, endpoint, self.lifeline.worker_fd, *rank),
                         stdin=subprocess.DEVNULL,
                         stdout=self._stderr,
                         stderr=self._stderr,
@@ -76,6 +81,7 @@ class WorkerProcess:
             self.pidfd = os.pidfd_open(self._popen.pid)
             undo.pop_all()
         self.pid = self._popen.pid
+        self.pids = (self.pid,)
         self._closed = False
         self._lock = threading.Lock()  # a closed pidfd's number may already be another lane's
         self._parting = mps.parting(place.environment, self.pid, self._signal)
@@ -107,6 +113,9 @@ class WorkerProcess:
         poller.poll(max(0, int((deadline - time.monotonic()) * 1000)))
         return self._popen.poll()
 
+    def describe_exit(self, status: int) -> str:
+        return describe_exit(status)
+
     def stderr_tail(self) -> str:
         """The last lines that the worker wrote."""
         return self._tail().decode(errors="replace").strip()
@@ -134,12 +143,6 @@ class WorkerProcess:
             self._closed = True
             os.close(self.pidfd)
         os.close(self._stderr)
-
-
-def start(lane: Lane, hub: Hub, placements: Mapping[LaneName, Placement]) -> WorkerProcess:
-    """A lane in a process of its own. Raises OSError."""
-    place = placements.get(lane.name, Placement())
-    return WorkerProcess(lane.name, lane.epoch, hub.endpoint, lane.spec.threads, place)
 
 
 def describe_exit(status: int) -> str:

@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from executor.errors import InvalidConfig
+from executor.process import describe_exit
 from ipc import keys
 from ipc.errors import WireError
 from ipc.relay import Errand, Relay
@@ -74,6 +75,7 @@ class RemoteWorker:
     def __init__(self, relay: Relay, on_served: Callable[[], None]) -> None:
         """Starts it. `on_served` is called, in another thread, when it ends and had been attached."""
         self.pid = os.getpid()
+        self.pids = (self.pid,)
         self.pidfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._relay = relay
         self._on_served = on_served
@@ -104,6 +106,9 @@ class RemoteWorker:
     def wait(self, deadline: float) -> int | None:
         self._thread.join(max(0.0, deadline - time.monotonic()))
         return self._status
+
+    def describe_exit(self, status: int) -> str:
+        return describe_exit(status)
 
     def stderr_tail(self) -> str:
         """What the server writes stays with it."""

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from executor import dialogue
 from executor.commit import commit
+from executor.controller import Round
+from executor.costs import Outcome
 from executor.drafting import Drafting
 from executor.errors import RequestFailed
 from executor.events import record
@@ -66,6 +68,9 @@ class Rounds:
         self._drafted_ns = 0
         self._idle_since_ns = 0
         self._waited_ns = 0
+        self._setting = controller.current
+        self._running = 0
+        self._guesses = 0, 0
         self.collapse: Collapse | None = None
         self.vocabulary: Vocabulary
         self.max_model_len = 0
@@ -97,7 +102,8 @@ class Rounds:
         if self._began_ns is None:
             self._began_ns = self._idle_since_ns = time.perf_counter_ns()
         if self._lanes.target.idle or self._drafting.free:
-            setting = self._controller.setting(len(running))
+            setting = self._controller.setting(len(running), time.monotonic())
+            self._running = len(running)
             plan = plan_round(running, self._limits(setting.k), seated)
             self._drafting.drop_others(plan)
             self._draft(plan, setting)
@@ -146,6 +152,7 @@ class Rounds:
         self._fit(ready)
         self._stats.missed += sum(_missed(step) for step in ready)
         self._verifying.ask(ready)
+        self._setting = setting
         self._waited_ns = time.perf_counter_ns() - self._idle_since_ns
         return time.monotonic() + _IDLE_SECONDS
 
@@ -173,16 +180,19 @@ class Rounds:
         if verdicts is None:
             return
         self._idle_since_ns = time.perf_counter_ns()
-        drafted = accepted = 0
+        outcomes = []
         for request, *_ in plan:
             if not request.pending:
                 draft, verdict = request.draft or NO_GUESSES, verdicts.items[request.seq]
                 self._commit(request, draft.tokens, verdict)
-                drafted += len(draft.tokens)
-                accepted += verdict.n_accepted
-        self._drafting.verdict_given([step.request for step in plan])
+                outcomes.append(Outcome(len(draft.tokens), verdict.n_accepted))
+        hurry = not self._controller.worth_finishing(len(plan))
+        self._drafting.verdict_given([step.request for step in plan], hurry=hurry)
+        drafted, accepted = (sum(parts) for parts in zip(*outcomes, strict=True)) if outcomes else (0, 0)
         self._watch_acceptance(drafted, accepted)
-        self._count(plan, verdicts)
+        total_ns = self._count(plan, verdicts)
+        if len(outcomes) == len(plan):  # what is read for the first time says nothing of what comes
+            self._tell_controller(outcomes, total_ns, verdicts.busy_ns)
 
     def _commit(self, request: Request, draft: list[int], verdict: VerifiedItem) -> None:
         base_len = len(request.tokens)
@@ -216,7 +226,29 @@ class Rounds:
         if restart and speculator.serving:
             self._lanes.supervisor.take_down(speculator, self.collapse.alarm)
 
-    def _count(self, plan: Sequence[Step], verdicts: Verdicts) -> None:
+    def _tell_controller(self, outcomes: list[Outcome], total_ns: int, verify_ns: int) -> None:
+        hits, misses = self._stats.hits, self._stats.misses
+        before, self._guesses = self._guesses, (hits, misses)
+        made = self._drafting.made
+        done = Round(
+            setting=self._setting,
+            running=self._running,
+            outcomes=outcomes,
+            rows=sum(outcome.drafted + 1 for outcome in outcomes),
+            total=total_ns / 1e9,
+            verify=verify_ns / 1e9,
+            waited=self._waited_ns / 1e9,
+            draft_steps=sum(steps for _, steps, _ in made),
+            draft=sum(seconds for *_, seconds in made),
+            hits=hits - before[0],
+            misses=misses - before[1],
+        )
+        made.clear()
+        self._controller.note(done, time.monotonic())
+        self._stats.hypotheses = self._controller.current.hypotheses
+
+    def _count(self, plan: Sequence[Step], verdicts: Verdicts) -> int:
+        """Returns how long the round took, in nanoseconds."""
         now = time.perf_counter_ns()
         total = now - (self._began_ns or now)
         computed, self._drafted_ns = self._drafting.waited_ns - self._drafted_ns, self._drafting.waited_ns
@@ -228,7 +260,9 @@ class Rounds:
         stats.round_ns += total
         stats.draft_ns += draft_ns
         stats.verify_ns += verdicts.busy_ns
-        stats.round_times.append(RoundTime(total, draft_ns, verdicts.busy_ns, len(plan)))
+        parts = total, draft_ns, verdicts.busy_ns, len(plan), verdicts.wire_ns, self._waited_ns
+        stats.round_times.append(RoundTime(*parts))
+        return total
 
 
 def _has_draft(step: Step) -> bool:

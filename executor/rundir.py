@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -14,10 +15,13 @@ from pathlib import Path
 
 from executor.errors import InvalidConfig
 
+RANKS = "ranks-"
+"""How a directory in it begins where the ranks of one lane meet; its epoch follows."""
 CONTROL = "control"
 """Name of the socket in it that a running executor is controlled by."""
 
 _PREFIX = "speclane-"
+_MEETING = re.compile(f"{RANKS}[0-9a-f]+")
 _CONTENTS = {"lock", "hub", CONTROL}
 
 
@@ -80,6 +84,8 @@ def sweep(base: Path) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for name in _CONTENTS:
                 (directory / name).unlink(missing_ok=True)
+            for meeting in directory.glob(f"{RANKS}*"):
+                shutil.rmtree(meeting)
             directory.rmdir()
         except OSError:
             pass  # its owner lives, or somebody has put something else into it
@@ -90,4 +96,5 @@ def sweep(base: Path) -> None:
 def _ours(directory: Path) -> bool:
     status = directory.lstat()
     private = stat.S_ISDIR(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o700
-    return private and status.st_uid == os.geteuid() and set(os.listdir(directory)) <= _CONTENTS
+    names = {name for name in os.listdir(directory) if not _MEETING.fullmatch(name)}
+    return private and status.st_uid == os.geteuid() and names <= _CONTENTS

@@ -24,7 +24,11 @@ class Setting(NamedTuple):
         return f"{parts}, two ubatches" if self.ubatches > 1 else parts
 
 
-def fixed(mode: Mode, k: int, hypotheses: int | None, ubatches: int | None) -> Setting:
-    """What a mode other than auto means, where nothing else is said."""
-    usual = {"sequential": 0, "ahead": 1, "outcomes": min(2 * (k + 1), MAX_HYPOTHESES)}
-    return Setting(k, usual.get(mode, 0) if hypotheses is None else hypotheses, ubatches or 1)
+def setting_for(mode: Mode, k: int, hypotheses: int | None, ubatches: int | None) -> Setting:
+    """What a mode means where nothing else is said; for `auto`, the most that may be used."""
+    usual = {"sequential": 0, "ahead": 1}.get(mode, min(2 * (k + 1), MAX_HYPOTHESES))
+    return Setting(
+        k,
+        usual if hypotheses is None else hypotheses,
+        ubatches or (2 if mode == "auto" else 1),
+    )

@@ -12,12 +12,16 @@ _ROUNDS_KEPT = 4096
 
 
 class RoundTime(NamedTuple):
-    """One round, in nanoseconds: as a whole, and how long each lane computed in it."""
+    """One round, in nanoseconds. draft: what the speculator computed while the target waited; verify: what
+    the target computed. wire: how much longer the target took to answer. waited: how long the target had
+    nothing to do, drafts and all else included."""
 
     total: int
     draft: int
     verify: int
     sequences: int
+    wire: int = 0
+    waited: int = 0
 
 
 class Load(NamedTuple):

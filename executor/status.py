@@ -28,7 +28,9 @@ class HealthStatus(Record, frozen=True):
 
 
 class LaneStatus(Record, frozen=True):
-    """`pid` is None while it has no process. `busy_share`: part of its life that it computed, 0 … 1;
+    """`pid` is None while it has no process; `peers`: those of its other ranks.
+
+    `busy_share`: part of its life that it computed, 0 … 1;
     `busy_seconds`: so long. `reused_tokens`: of prompts, not computed since they had been for others."""
 
     lane: str
@@ -43,6 +45,7 @@ class LaneStatus(Record, frozen=True):
     deaths: int = 0
     busy_seconds: float = 0.0
     reused_tokens: int = 0
+    peers: list[int] = []
 
 
 class Totals(Record, frozen=True):
@@ -154,6 +157,7 @@ def _lane(lane: Lane, restarts: int, deaths: int) -> LaneStatus:
         deaths=deaths,
         busy_seconds=lane.busy_ns / 1e9,
         reused_tokens=lane.reused,
+        peers=list(process.pids[1:]) if process is not None else [],
     )
 
 

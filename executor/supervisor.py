@@ -17,7 +17,6 @@ from executor import descriptors, gpu_memory
 from executor.errors import LaneFailed, SpeclaneError
 from executor.events import record
 from executor.lane import Lane, LaneEvent, LaneState
-from executor.process import describe_exit
 from executor.restart import RestartHistory
 from executor.watchdog import silent_too_long
 
@@ -99,11 +98,11 @@ class Supervisor:
 
     def _spawn(self, lane: Lane) -> None:
         try:
-            descriptors.require(_DESCRIPTORS)
+            descriptors.require(_DESCRIPTORS * lane.spec.ranks)
             lane.process = self._start_worker(lane, self._hub)
         except (OSError, SpeclaneError) as error:
             raise LaneFailed(lane.name, f"its process cannot be started: {error}") from error
-        lane.pid = lane.process.pid
+        lane.pids = lane.process.pids
         lane.started_at = lane.heard_at = time.monotonic()
         self.by_identity[lane.identity] = lane
         self._alive.append(lane)
@@ -199,7 +198,10 @@ class Supervisor:
         del self.by_identity[lane.identity]
         self._hub.unwatch(process.pidfd)
         status = process.wait(time.monotonic() + 1.0)
-        exit_text = describe_exit(status) if status is not None else "did not stop in time and was killed"
+        if status is not None:
+            exit_text = process.describe_exit(status)
+        else:
+            exit_text = "did not stop in time and was killed"
         lane.down_because = lane.down_because or reason or exit_text
         lane.stderr_tail = process.stderr_tail()
         process.close()
@@ -259,11 +261,11 @@ class Supervisor:
         if dead not in (self.current.get(name), self._spares.get(name)):
             return
         now = time.monotonic()
-        if dead.spec.device != "cpu" and dead.pid is not None and gpu_memory.held_by(dead.pid):
+        if dead.spec.device != "cpu" and any(map(gpu_memory.held_by, dead.pids)):
             if now < give_up_waiting:
                 self._at(now + _RELEASE_POLL_SECONDS, lambda: self._restart(dead, give_up_waiting))
                 return
-            record(WARNING, "memory_not_released", lane=name, pid=dead.pid)
+            record(WARNING, "memory_not_released", lane=name, pid=dead.pids[0])
         lane = Lane(dead.spec)
         if self.current.get(name) is dead:
             self.current[name] = lane

@@ -248,6 +248,8 @@ class Transport:
             port.failed = True
             record(WARNING, "transport_lost", lane=port.lane.name, epoch=port.lane.epoch, reason=reason)
             return
+        if self.refusal is not None:
+            return
         way = self._left.pop(0)
         self._reasons.append(f"no {way}: {reason}")
         for other in list(self._ports.values()):

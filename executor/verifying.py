@@ -71,7 +71,8 @@ class Verifying:
         transport = self._lanes.transport
         arena = transport.arena_for(target, reader) if head is not None else ""
         for request, *_ in plan:
-            request.rows.forget_lost(transport.leases)
+            if head is not None:
+                request.rows.fit(head, transport.leases)
             if request.seq not in target.told:
                 dialogue.open_at(self._lanes, target, request, len(request.tokens))
             since = dialogue.news(target, request)
@@ -129,7 +130,7 @@ class Verifying:
             if request.params.prompt_logprobs is not None:
                 request.prompt_logprobs += told.prompt_logprobs
             if head is not None:
-                request.rows.add(told.rows, head.window, self._lanes.transport.leases)
+                request.rows.add(told.rows, head, self._lanes.transport.leases)
         took = round((target.answered_at - target.asked_at) * 1e9)
         return Verdicts(verdicts, reply.busy_ns, max(0, took - reply.busy_ns))
 

@@ -12,7 +12,12 @@ if TYPE_CHECKING:
 class Worker(Protocol):
     @property
     def pid(self) -> int:
-        """Of the process that it runs in."""
+        """Of the process that it runs in; of several, of the one that speaks."""
+        ...
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of all processes that it runs in."""
         ...
 
     @property
@@ -31,6 +36,10 @@ class Worker(Protocol):
 
     def wait(self, deadline: float) -> int | None:
         """The exit status (negative: the signal), or None if it still runs at `deadline` (time.monotonic)."""
+        ...
+
+    def describe_exit(self, status: int) -> str:
+        """How it ended, in words; `status` as `wait` returned it."""
         ...
 
     def stderr_tail(self) -> str:

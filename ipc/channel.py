@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MAX_PATH_BYTES = 107
 """Longest path of a UNIX socket (sun_path without its final zero)."""
+HUB = "hub"
+"""Name of a hub's socket in its directory."""
 _INLINE = "inproc://hub"
 """Where workers connect that are threads of the hub's process; known within its context only."""
 _QUEUED_MESSAGES = 256
@@ -58,9 +60,10 @@ class Hub:
 
     def __init__(self, directory: Path) -> None:
         """Binds in `directory`, which must be fresh and private. Raises WireError if it cannot."""
-        path = directory / "hub"
+        path = directory / HUB
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
             raise WireError(f"socket path {path} is longer than {MAX_PATH_BYTES} bytes")
+        self.directory = directory
         self.endpoint = f"ipc://{path}"
         self._context = zmq.Context(io_threads=1)
         try:

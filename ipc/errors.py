@@ -21,6 +21,14 @@ class PeerGone(WireError):
     """The other end does not take messages any more."""
 
 
+class RankGone(PeerGone):
+    """Another rank of this lane does not take part any more."""
+
+
+RANK_GONE_STATUS = 7
+"""Exit status of a rank that ended because another one did: the cause is to be sought there."""
+
+
 class ArenaError(WireError):
     """Shared tensor memory cannot be had, or cannot be reached."""
 

@@ -77,6 +77,8 @@ class LaneSpec(Record, frozen=True):
     Lengths in tokens: `max_model_len` of the longest sequence, `num_speculative_tokens` of the longest draft.
     `reuse_prefixes`: whether keys and values that were computed for one sequence serve others.
     `prior`: file of what the target is known to write, for lookups; empty if there is none.
+    `ranks`: processes that the lane is made of, each with a part of the model; the first speaks for all.
+    `first_gpu`: the GPU that device `auto` means, counted from 0; other ranks take those after it.
     `acceptance`, `q_rows`: by which rule drafts are judged; what a speculator draws from, and sends, for it.
     `q_arena`: bytes of an arena that it is to send rows by; 0: they go inline.
     """
@@ -93,6 +95,8 @@ class LaneSpec(Record, frozen=True):
     reuse_prefixes: bool = True
     prior: str = ""
     head: HeadSpec | None = None
+    ranks: int = 1
+    first_gpu: int = 0
     acceptance: Acceptance = "coupled"
     q_rows: QForm = "sparse"
     q_arena: int = 0
@@ -506,11 +510,13 @@ class Loaded(Message, frozen=True):
     """Weights are there and attention is set up, on this device (an identity); the lane waits to profile.
 
     `no_cuda_ipc`: why memory of that device cannot be shared with other lanes; empty if it can, so far.
+    `peers`: devices of the lane's other ranks, in their order.
     `serves`: what a speculator server drafts with; None from a lane that was told what to become.
     """
 
     device_id: str
     no_cuda_ipc: str = ""
+    peers: tuple[str, ...] = ()
     serves: Offer | None = None
 
 
@@ -530,9 +536,10 @@ class Imported(Message, frozen=True):
 
 
 class Profiled(Message, frozen=True):
-    """Answer to Profile."""
+    """Answer to Profile; `peers`: of the lane's other ranks, in their order."""
 
     profile: MemoryProfile
+    peers: tuple[MemoryProfile, ...] = ()
 
 
 class Ready(Message, frozen=True):

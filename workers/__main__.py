@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 from workers import guard
 
@@ -17,9 +18,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m workers", description=__doc__)
     parser.add_argument("--lane", required=True, choices=["target", "speculator"])
     parser.add_argument("--epoch", required=True)
-    parser.add_argument("--endpoint", required=True)
+    parser.add_argument("--endpoint", help="of the coordinator; the first rank's is found")
     parser.add_argument("--parent-pid", required=True, type=int)
     parser.add_argument("--death-fd", required=True, type=int)
+    parser.add_argument("--rank", default=0, type=int, help="which process of the lane this is")
+    parser.add_argument("--ranks", default=1, type=int, help="of how many")
+    parser.add_argument("--meeting", type=Path, help="private directory where the ranks of a lane meet")
     args = parser.parse_args(argv)
     guard.die_with(args.parent_pid, args.death_fd)
     faulthandler.enable()
@@ -27,11 +31,20 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's to handle
 
     from ipc.channel import Peer
+    from ipc.errors import RANK_GONE_STATUS, RankGone
     from ipc.lifeline import WorkerEnd
+    from workers.followers import Place, find_first, identity
     from workers.session import Session
 
-    peer = Peer(args.endpoint, f"{args.lane}/{args.epoch}")
-    return Session(args.lane, args.epoch, peer, born, WorkerEnd(args.death_fd)).run()
+    place = Place(args.rank, args.ranks, args.meeting)
+    if args.rank > 0:
+        try:
+            args.endpoint = find_first(args.meeting)
+        except RankGone as error:
+            print(error, file=sys.stderr)  # noqa: T201
+            return RANK_GONE_STATUS
+    peer = Peer(args.endpoint, identity(args.lane, args.epoch, args.rank))
+    return Session(args.lane, args.epoch, peer, born, WorkerEnd(args.death_fd), place).run()
 
 
 if __name__ == "__main__":

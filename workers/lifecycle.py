@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, TypeVar, get_args
 
 import msgspec
 
-from ipc.messages import LaneName, Phase
+from ipc.messages import Phase
 from ipc.table import Table
+from workers.followers import ALONE
 from workers.speculator import SpeculatorLane
 from workers.target import TargetLane
 
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
     from ipc.messages import LaneSpec, OpenedSequence
     from workers.constraints import Constraints
     from workers.engines.engine import Engine, Served
+    from workers.followers import Place
     from workers.guide import Guides
     from workers.lane import Constrain
 
-LANES = get_args(LaneName)
+_IN_RANKS = (("target", "native"), ("target", "toy"))
 STEPS: tuple[Phase, ...] = get_args(Phase)
 START: Table[str, str] = Table("start of a lane", {step: step[1] for step in pairwise(("born", *STEPS))})
 
@@ -59,8 +61,10 @@ class Lifecycle:
         self._report(phase, time.monotonic() - began, ", ".join(outcome))
 
 
-def load(spec: LaneSpec) -> TargetLane | SpeculatorLane:
+def load(spec: LaneSpec, place: Place = ALONE) -> TargetLane | SpeculatorLane:
     """Raises ValueError for a spec that cannot work, OSError for a checkpoint that cannot be read."""
+    if place.ranks != spec.ranks or (spec.ranks > 1 and (spec.lane, spec.engine) not in _IN_RANKS):
+        raise ValueError(f"{spec.ranks} ranks of a {spec.lane} on engine {spec.engine}; try 1")
     if (spec.lane, spec.engine) == ("speculator", "ngram"):
         from workers.speculators.ngram import NgramSpeculator
 
@@ -75,7 +79,9 @@ def load(spec: LaneSpec) -> TargetLane | SpeculatorLane:
         head = CascadeSpeculator(msgspec.structs.replace(spec, device=_device(spec)))
         constrain = _constrain(spec, head.vocabulary.size)
         return SpeculatorLane(head, constrain, spec.acceptance, spec.q_rows)
-    engine = _engine(spec)
+    engine = _engine(spec, place)
+    if place.rank > 0:
+        return TargetLane(engine, None)  # whatever it samples, nobody asks
     constrain = _constrain(spec, engine.vocabulary.size)
     if spec.lane == "target":
         return TargetLane(engine, constrain, spec.acceptance)
@@ -114,17 +120,18 @@ def made_ready(served: S, kv_tokens: int | None = None) -> S:
     return served
 
 
-def _engine(spec: LaneSpec) -> Engine[Any]:
+def _engine(spec: LaneSpec, place: Place) -> Engine[Any]:
     # A toy must start in milliseconds, so torch is imported only by the engines that need it.
     if spec.engine == "toy":
         from workers.engines.toy import ToyEngine
 
         return ToyEngine(spec)
-    spec = msgspec.structs.replace(spec, device=_device(spec))
+    spec = msgspec.structs.replace(spec, device=_device(spec, place.rank))
     if spec.engine == "native":
         from workers.engines.native import NativeEngine
+        from workers.group import open_group
 
-        return NativeEngine(spec)
+        return NativeEngine(spec, open_group(place, spec.device))
     if spec.engine == "hf":
         from workers.engines.hf import HfEngine
 
@@ -132,13 +139,21 @@ def _engine(spec: LaneSpec) -> Engine[Any]:
     raise ValueError(f"engine {spec.engine!r} cannot run a model; use native, hf or toy")
 
 
-def _device(spec: LaneSpec) -> str:
-    """`auto` is a GPU for each lane while there are enough, else the same one, else the CPU."""
-    if spec.device != "auto":
-        return spec.device
-    import torch
+def _device(spec: LaneSpec, rank: int = 0) -> str:
+    """`auto` is a GPU for each lane while there are enough, else the same one, else the CPU.
 
-    count = torch.cuda.device_count()
-    if count == 0:
-        return "cpu"
-    return f"cuda:{min(LANES.index(spec.lane), count - 1)}"
+    Ranks of a lane take one GPU each, in a row from the lane's own on.
+    """
+    name = spec.device
+    if name == "auto":
+        import torch
+
+        count = torch.cuda.device_count()
+        if count == 0:
+            return "cpu"
+        first = spec.first_gpu if spec.ranks > 1 else min(spec.first_gpu, count - 1)
+        name = f"cuda:{first}"
+    if spec.ranks == 1 or name == "cpu":
+        return name
+    first = int(name.partition(":")[2] or 0)
+    return f"cuda:{first + rank}"

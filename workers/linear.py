@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -22,11 +22,17 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+T = TypeVar("T", "Tensor", "Tensor | None")
+
 Linear = Callable[["Tensor"], "Tensor"]
 """[rows, in] → [rows, out]. On a CPU it takes float32 and what it returns: float32, bfloat16 by `narrow`."""
 
-MakeLinear = Callable[["Tensor", "Tensor | None"], Linear]
-"""Weight [out, in] and bias [out], as they are stored, to a layer."""
+
+class MakeLinear(Protocol):
+    def __call__(self, weight: Tensor, bias: Tensor | None, keep: Tensor | None = None, /) -> Linear:
+        """Weight [out, in] and bias [out], as they are stored, to a layer of all outputs or those `keep`."""
+        ...
+
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 WIDE_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
@@ -35,7 +41,7 @@ WIDE_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 _ROWS_HINT = 16
 _NARROW_ROWS_HINT = 1
 _HALF_BITS = 32
-_SMALL = 4
+SMALL = 4
 """A way to multiply must have a bucket as small as this to be taken, for the sake of one-token steps."""
 
 
@@ -64,8 +70,9 @@ def every_count(largest: int) -> RowBuckets:
 ONE_BY_ONE = RowBuckets((1,))
 
 
-def plain(weight: Tensor, bias: Tensor | None) -> Linear:
+def plain(weight: Tensor, bias: Tensor | None, keep: Tensor | None = None) -> Linear:
     """The library's own product; on a CPU in float32, since few have fast arithmetic in narrower types."""
+    weight, bias = _kept(weight, keep), _kept(bias, keep)
     weight = weight.float() if weight.device.type == "cpu" else weight
     bias = None if bias is None else bias.to(weight.dtype)
 
@@ -75,8 +82,9 @@ def plain(weight: Tensor, bias: Tensor | None) -> Linear:
     return call
 
 
-def packed(weight: Tensor, bias: Tensor | None) -> Linear:
+def packed(weight: Tensor, bias: Tensor | None, keep: Tensor | None = None) -> Linear:
     """oneDNN's float32 product over a weight reordered once. Raises RuntimeError where there is none."""
+    weight, bias = _kept(weight, keep), _kept(bias, keep)
     multiply = torch.ops.mkldnn._linear_pointwise.default
     # The hint picks the layout. That for a single row would make single rows differ from all others.
     blocks = torch.ops.mkldnn._reorder_linear_weight(weight.float().contiguous(), _ROWS_HINT)
@@ -89,7 +97,7 @@ def packed(weight: Tensor, bias: Tensor | None) -> Linear:
     return call
 
 
-def half(weight: Tensor, bias: Tensor | None) -> Linear:
+def half(weight: Tensor, bias: Tensor | None, keep: Tensor | None = None) -> Linear:
     """FBGEMM's float32 product over weights kept in 16 bits, which halves the memory that decoding waits for.
 
     Exact for float16 and, scaled by a power of two, for bfloat16 within 2^-32 of the largest weight; nothing
@@ -104,6 +112,8 @@ def half(weight: Tensor, bias: Tensor | None) -> Linear:
         wide = wide * scale
         if not (wide.half().float() - wide).abs().max() <= largest * scale * 2.0**-_HALF_BITS:
             raise RuntimeError("weights do not fit in 16 bits")
+    # Only now: a part is scaled as the whole is, or its small weights would be rounded differently.
+    wide, bias = _kept(wide, keep), _kept(bias, keep)
     prepacked = torch.ops.quantized.linear_prepack_fp16(wide, None if bias is None else bias.float())
     multiply = torch.ops.quantized.linear_dynamic_fp16
 
@@ -114,7 +124,7 @@ def half(weight: Tensor, bias: Tensor | None) -> Linear:
     return call
 
 
-def narrow(weight: Tensor, bias: Tensor | None) -> Linear:
+def narrow(weight: Tensor, bias: Tensor | None, keep: Tensor | None = None) -> Linear:
     """oneDNN's bfloat16 product over a weight reordered once: [rows, in] → bfloat16 [rows, out].
 
     Sums are float32; inputs are rounded before, and results after. Raises RuntimeError for weights of other
@@ -124,7 +134,8 @@ def narrow(weight: Tensor, bias: Tensor | None) -> Linear:
         raise RuntimeError("no bfloat16 arithmetic, or weights that are not bfloat16")
     multiply = torch.ops.mkldnn._linear_pointwise.default
     # This layout was seen to give the same bits at more row counts than those for several rows.
-    blocks = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _NARROW_ROWS_HINT)
+    blocks = torch.ops.mkldnn._reorder_linear_weight(_kept(weight, keep).contiguous(), _NARROW_ROWS_HINT)
+    bias = _kept(bias, keep)
 
     def call(x: Tensor) -> Tensor:
         y: Tensor = multiply(x.to(torch.bfloat16), blocks, bias, "none", [], "")
@@ -143,6 +154,17 @@ def has_bfloat16() -> bool:
     """Whether this CPU multiplies bfloat16 itself. A property of the CPU, like all that `choose` goes by."""
     capabilities = torch.cpu.get_capabilities()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+
+
+def _kept(tensor: T, keep: Tensor | None) -> T:
+    return tensor if tensor is None or keep is None else tensor.index_select(0, keep)
+
+
+def agreeing_parts(make: MakeLinear, weight: Tensor, keep: Tensor, candidates: Sequence[int]) -> list[bool]:
+    """For each row count, whether a layer of only the outputs `keep` gives the bits of the whole one."""
+    weight, x = _tried(make, weight, max(candidates))
+    whole, part = make(weight, None), make(weight, None, keep)
+    return [torch.equal(whole(x[:rows]).index_select(1, keep), part(x[:rows])) for rows in candidates]
 
 
 def agreeing_rows(
@@ -189,7 +211,7 @@ def choose(
             # Not in this build of torch, or not for this CPU or these weights.
             continue
         usable.append((make, RowBuckets(common) if common else ONE_BY_ONE))
-        if common and common[0] <= _SMALL:
+        if common and common[0] <= SMALL:
             return usable[-1]
     if not usable:
         raise RuntimeError("no way of multiplying works on this device")
@@ -199,12 +221,18 @@ def choose(
 def _common_rows(make: MakeLinear, weights: Sequence[Tensor], candidates: Sequence[int]) -> tuple[int, ...]:
     common = set(candidates)
     for weight in weights:
-        x = None
-        if make is narrow:
-            # Rounding to bfloat16 would hide most differences between two orders of summation.
-            weight, x = revealing(weight.shape[0], weight.shape[1], max(candidates), weight.dtype)
-        common &= set(agreeing_rows(make(weight, None), weight.shape[1], candidates, x))
+        tried, x = _tried(make, weight, max(candidates))
+        common &= set(agreeing_rows(make(tried, None), tried.shape[1], candidates, x))
     return tuple(sorted(common))
+
+
+def _tried(make: MakeLinear, weight: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """What a way to multiply is tried with: a weight of this shape, and inputs [rows, in]."""
+    outputs, features = weight.shape
+    if make is narrow:
+        # Rounding to bfloat16 would hide most differences between two orders of summation.
+        return revealing(outputs, features, rows, weight.dtype)
+    return weight, torch.randn(rows, features, generator=torch.Generator().manual_seed(0))
 
 
 def revealing(outputs: int, features: int, rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

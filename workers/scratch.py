@@ -35,7 +35,7 @@ class Widths(NamedTuple):
     dtype: torch.dtype
     attending: torch.dtype
     kv_dtype: torch.dtype
-    scores: bool = True
+    scores: bool
 
 
 class Need(NamedTuple):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from ipc.errors import MalformedFrame, PeerGone, ProtocolError
+from ipc.errors import RANK_GONE_STATUS, MalformedFrame, PeerGone, ProtocolError, RankGone
 from ipc.link import Link
 from ipc.messages import (
     WIRE_VERSION,
@@ -40,6 +40,7 @@ from ipc.messages import (
     Verify,
 )
 from workers import lifecycle
+from workers.followers import ALONE, Followers, RankFailed
 from workers.lifecycle import Lifecycle
 from workers.speculator import SpeculatorLane
 from workers.target import TargetLane
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from ipc.channel import Peer
     from ipc.lifeline import WorkerEnd
     from ipc.messages import Fact, LaneName, Order, Phase
+    from workers.followers import Place
 
 CONFIGURE_SECONDS = 60.0
 TURN_SECONDS = 3600.0
@@ -61,10 +63,23 @@ EXIT_CODES = {"internal": 1, "configuration": 2, "load": 3, "protocol": 4, "memo
 
 class Session:
     def __init__(
-        self, lane: LaneName, epoch: str, peer: Peer, born: float, lifeline: WorkerEnd | None = None
+        self,
+        lane: LaneName,
+        epoch: str,
+        peer: Peer,
+        born: float,
+        lifeline: WorkerEnd | None = None,
+        place: Place = ALONE,
     ) -> None:
         """`peer`: this lane's end of the wire, which `run` closes. `born`: when it was started, monotonic.
-        `lifeline`: by which files come and go, if the lane is a process of its own."""
+        `lifeline`: by which files come and go, if the lane is a process of its own.
+
+        `place`: which rank of the lane this is. The first one passes all orders on to the others, and says
+        what they have done together; the peer of the others is the first. Raises WireError.
+        """
+        leads = place.ranks > 1 and place.rank == 0
+        self._place = place
+        self._followers = Followers(lane, epoch, place) if leads else None
         self._epoch = epoch
         self._lane_name = lane
         self._link = Link(lane)
@@ -82,9 +97,12 @@ class Session:
     def run(self) -> int:
         """Serve until Stop; returns the exit code."""
         try:
-            self._serve()
+            self._serve_together()
+        except RankGone:
+            traceback.print_exc()
+            return RANK_GONE_STATUS
         except PeerGone:
-            return 1
+            return RANK_GONE_STATUS if self._place.rank else 1
         except Exception as error:  # noqa: BLE001  the process's edge: whatever it was, the coordinator must hear of it
             traceback.print_exc()
             kind = self._kind(error)
@@ -93,7 +111,18 @@ class Session:
         finally:
             self._plane.close()
             self._peer.close()
+            if self._followers is not None:
+                self._followers.close()
         return 0
+
+    def _serve_together(self) -> None:
+        """A rank that is gone may have said why: then that is the error."""
+        try:
+            self._serve()
+        except RankGone:
+            if self._followers is not None:
+                self._followers.last_words()
+            raise
 
     def _serve(self) -> None:
         lane = self._come_to_serve()
@@ -141,7 +170,7 @@ class Session:
         if not isinstance(order, Configure):
             return None
         with step("load"):
-            lane = lifecycle.load(order.spec)
+            lane = lifecycle.load(order.spec, self._place)
         with step("attention_setup"):
             lane.served.set_up_attention()
         lane.plane = self._plane
@@ -179,6 +208,8 @@ class Session:
                 self._plane.release(order.released)
                 verdicts, pending = lane.verify(order.items, order.prefill, order.taps, order.arena)
                 acks = self._plane.acks()
+                if self._place.rank > 0:  # the first rank judges
+                    verdicts, pending = [], []
                 busy, reused = time.perf_counter_ns() - began, lane.served.reused_tokens
                 return Verified(self._epoch, order.order, verdicts, busy, pending, reused, acks)
             case Draft() if isinstance(lane, SpeculatorLane):
@@ -210,11 +241,15 @@ class Session:
             if order.epoch != self._epoch:
                 raise ProtocolError(f"order for epoch {order.epoch}, this is {self._epoch}")
             self._link.passed(order)
+            if self._followers is not None:
+                self._followers.tell(order)
         return order
 
     def _send(self, fact: Fact) -> None:
-        self._link.passed(fact)
-        self._peer.send(fact)
+        told = fact if self._followers is None else self._followers.join(fact)
+        if told is not None:
+            self._link.passed(told)
+            self._peer.send(told)
 
     def _reached(self, phase: Phase, seconds: float, outcome: str) -> None:
         resident = psutil.Process().memory_info().rss
@@ -227,6 +262,8 @@ class Session:
             traceback.print_exc()
 
     def _kind(self, error: Exception) -> str:
+        if isinstance(error, RankFailed):
+            return error.kind
         if isinstance(error, ProtocolError | MalformedFrame):
             return "protocol"
         if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
@@ -242,6 +279,5 @@ def _one_line(error: Exception) -> str:
     # A message must be encodable and below the frame's caps, whatever the error quotes.
     text = " ".join(str(error).split()).encode(errors="replace").decode()[:_MAX_ERROR_CHARACTERS]
     text = text or type(error).__name__
-    return (
-        text if isinstance(error, ValueError | OSError | ProtocolError) else f"{type(error).__name__}: {text}"
-    )
+    plain = isinstance(error, ValueError | OSError | ProtocolError | RankFailed)
+    return text if plain else f"{type(error).__name__}: {text}"

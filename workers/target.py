@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 
 class TargetLane:
-    def __init__(self, engine: Engine[Any], constrain: Constrain, acceptance: Acceptance = "coupled") -> None:
+    def __init__(
+        self, engine: Engine[Any], constrain: Constrain | None, acceptance: Acceptance = "coupled"
+    ) -> None:
         self.served: Served = engine
         self._judging = Judging(engine, acceptance)
         self._engine = engine

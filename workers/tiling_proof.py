@@ -52,6 +52,21 @@ def prove_tiling(
     return best
 
 
+def part_agrees(
+    kv_heads: int,
+    query_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    tiling: Tiling,
+    own: slice,
+    kernel: Kernel = blocked,
+) -> bool:
+    """Whether the KV heads `own` and their queries, computed alone, give the bits they give among all."""
+    shape = (kv_heads, query_heads, head_dim, dtype, device, kernel)
+    return _Trial(*shape).agrees_with(_Trial(*shape, own), tiling)
+
+
 class _Trial:
     """Keys, values and queries of two sequences, and the same rows computed in different company.
 
@@ -72,15 +87,29 @@ class _Trial:
         dtype: torch.dtype,
         device: torch.device | str,
         kernel: Kernel,
+        own: slice | None = None,
     ) -> None:
+        """`own`: only these of the KV heads, with their queries."""
         pool = BlockPool(2 * blocks_for(self.LENGTH), reuse=False)
-        self._kv = PagedKV(1, pool, kv_heads, head_dim, dtype, device)
-        self._query_heads = query_heads
+        self._own = own = own or slice(0, kv_heads)
+        self._per_kv_head = query_heads // kv_heads
+        self._kv = PagedKV(1, pool, own.stop - own.start, head_dim, dtype, device)
+        self._query_heads = self._kv.kv_heads * self._per_kv_head
         self._kernel = kernel
         generator = torch.Generator().manual_seed(0)
         shape = (2, self.LENGTH, query_heads + 2 * kv_heads, head_dim)
-        self._qkv = _revealing(torch.randn(shape, generator=generator), query_heads, kv_heads)
-        self._qkv = self._qkv.to(dtype).to(device)
+        everything = _revealing(torch.randn(shape, generator=generator), query_heads, kv_heads)
+        everything = everything.to(dtype).to(device)
+        first = self._per_kv_head * own.start
+        self._qkv = torch.cat(
+            [
+                everything[:, :, first : first + self._query_heads],
+                everything[:, :, query_heads:][:, :, own],
+                everything[:, :, query_heads + kv_heads :][:, :, own],
+            ],
+            dim=2,
+        )
+        query_heads = self._query_heads
         for seq in (0, 1):
             pool.open(seq)
             self._kv.reserve(seq, self.LENGTH)
@@ -93,6 +122,19 @@ class _Trial:
         probes = [start + offset for start in self.STARTS for offset in (0, 1, 63)]
         expected = {position: self._run(lone, [Span(0, position, 1)])[0] for position in probes}
         return tuple(tile for tile in TILES if self._agrees(Tiling((tile,), reduction), expected))
+
+    def agrees_with(self, part: _Trial, tiling: Tiling) -> bool:
+        """Whether another trial, of some of the same heads, gives the same bits in every tile and company."""
+        width, head_dim = self._per_kv_head, self._kv.head_dim
+        queries = slice(part._own.start * width * head_dim, part._own.stop * width * head_dim)
+        whole, alone = self._attention(tiling), part._attention(tiling)
+        for tile in (1,) if tiling.alone else tiling.tiles:
+            longer = Span(1, self.LENGTH - tile, tile)
+            for start in self.STARTS:
+                for spans in ([Span(0, start, tile)], [Span(0, start, tile), longer]):
+                    if not torch.equal(self._run(whole, spans)[:, queries], part._run(alone, spans)):
+                        return False
+        return True
 
     def _agrees(self, tiling: Tiling, expected: dict[int, Tensor]) -> bool:
         attention = self._attention(tiling)

@@ -11,12 +11,14 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from prompts import Prompts
 
 TEMPERATURES = (0.0, 0.0, 0.0, 0.7, 1.0)
 """Of answers, one for a whole conversation: most drafts are for greedy and cautious ones."""
+VARIED = (0.0, 0.7, 0.8, 0.8, 1.0)
+"""The same where the text is not for learning but for counting: greedy text says the same things again."""
 _MAX_TURN = 400
 
 
@@ -40,13 +42,15 @@ class Dialogue:
         *,
         temperature: float | None = None,
         self_asked: float = 0.5,
+        temperatures: Sequence[float] = TEMPERATURES,
     ) -> None:
-        """`self_asked`: probability that the target writes the user's part, too."""
+        """`self_asked`: probability that the target writes the user's part, too. `temperature`, if given, or
+        one of `temperatures` is that of answers."""
         chance = random.Random(seed)
         self._markup = markup
         self._prompts = prompts
         self._encode = encode
-        self._answering = chance.choice(TEMPERATURES) if temperature is None else temperature
+        self._answering = chance.choice(temperatures) if temperature is None else temperature
         self._self_asked = chance.random() < self_asked
         self._forced = deque(markup.start)
         self._speaks = ""

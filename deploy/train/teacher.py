@@ -24,15 +24,20 @@ if TYPE_CHECKING:
     from dialogue import Dialogue
     from torch import Tensor
 
+    from workers.engines.native.config import ModelConfig
+    from workers.linear import Linear
+
 TOP = 16
 """So many of the target's most probable tokens are kept per position."""
+_BLOCK = 256
 
 
 class Lessons(NamedTuple):
     """What a batch of `n` rows of `length` tokens teaches; position t's `top` is about token t + 1.
 
     tokens: int32 [n, length]. written: bool [n, length], sampled by the target rather than given.
-    features: bfloat16 [n, length, 3 · hidden]. top_tokens: int32, top_logprobs: float16 [n, length, TOP].
+    features: bfloat16 [n, length, 3 · hidden], or [n, length, 0] of a teacher that keeps none.
+    top_tokens: int32, top_logprobs: float16 [n, length, TOP].
     """
 
     tokens: Tensor
@@ -45,11 +50,9 @@ class Lessons(NamedTuple):
 class _Cache:
     """Keys and values of rows that all have the same length; see workers.engines.native.model.Attention."""
 
-    def __init__(
-        self, layers: int, rows: int, length: int, kv_heads: int, head_dim: int, device: str
-    ) -> None:
+    def __init__(self, config: ModelConfig, rows: int, length: int, dtype: torch.dtype, device: str) -> None:
+        layers, kv_heads, head_dim = config.layers, config.kv_heads, config.head_dim
         shape = (rows, kv_heads, length, head_dim)
-        dtype = torch.float32 if device == "cpu" else torch.bfloat16
         self._keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self._values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self._rows, self._kv_heads, self._head_dim = rows, kv_heads, head_dim
@@ -60,38 +63,43 @@ class _Cache:
         Several positions at once may only be the first ones.
         """
         start, count = step
-        heads = qkv.view(self._rows, count, -1, self._head_dim).transpose(1, 2)
+        heads = qkv.view(self._rows, count, -1, self._head_dim).transpose(1, 2).to(self._keys[0].dtype)
         queries = heads[:, : -2 * self._kv_heads]
         keys, values = self._keys[layer], self._values[layer]
         keys[:, :, start : start + count] = heads[:, -2 * self._kv_heads : -self._kv_heads]
         values[:, :, start : start + count] = heads[:, -self._kv_heads :]
         keys, values = keys[:, :, : start + count], values[:, :, : start + count]
-        if count > 1:
-            out = F.scaled_dot_product_attention(
-                queries, keys, values, is_causal=True, scale=scale, enable_gqa=True
-            )
-            return out.transpose(1, 2).reshape(self._rows * count, -1)
-        grouped = queries.reshape(self._rows, self._kv_heads, -1, self._head_dim)
-        weights = torch.softmax((grouped @ keys.transpose(2, 3)).mul_(scale), dim=-1)
-        return (weights @ values).reshape(self._rows, -1)
+        out = F.scaled_dot_product_attention(
+            queries, keys, values, is_causal=count > 1, scale=scale, enable_gqa=True
+        )
+        return out.transpose(1, 2).reshape(self._rows * count, -1).to(qkv.dtype)
 
 
 class Teacher:
-    """`taps`: after how many layers a feature row's first parts are taken; the last is the final norm."""
+    """`taps`: after how many layers a feature row's first parts are taken; the last is the final norm.
 
-    def __init__(self, directory: Path, taps: tuple[int, int], device: str = "cpu") -> None:
+    None: no features are kept; then products and attention are in bfloat16 where the CPU has that."""
+
+    def __init__(self, directory: Path, taps: tuple[int, int] | None, device: str = "cpu") -> None:
         """Raises OSError or ValueError if there is no checkpoint that the native engine can serve."""
         self.config = read_config(directory)
         self.device = device
         self._taps = taps
-        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        on_cpu = device == "cpu"
+        narrow = not on_cpu or (taps is None and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        self._cached = torch.bfloat16 if narrow else torch.float32
+        make = _narrow if narrow and on_cpu else plain
+        dtype = torch.float32 if on_cpu else torch.bfloat16
         checkpoint = Checkpoint(directory)
         weights = Weights(checkpoint, self.config, Types(dtype, torch.device(device)))
         self.embedding = weights.embedding()
         with torch.inference_mode():
-            layers = [weights.layer(index, plain) for index in range(self.config.layers)]
-            output = plain(weights.head(), None)
-            self._model = Model(self.config, self.embedding, layers, weights.final_norm(), output, dtype)
+            layers = [weights.layer(index, make) for index in range(self.config.layers)]
+            output = make(weights.head(), None)
+            self._model = Model(self.config, self._embed, layers, weights.final_norm(), output, dtype)
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.embedding)
 
     @torch.inference_mode()
     def write(self, dialogues: Sequence[Dialogue], length: int, seed: int) -> Lessons:
@@ -133,21 +141,35 @@ class Teacher:
         )
 
     def _cache(self, rows: int, length: int) -> _Cache:
-        config = self.config
-        return _Cache(config.layers, rows, length, config.kv_heads, config.head_dim, self.device)
+        return _Cache(self.config, rows, length, self._cached, self.device)
 
     def _run(
         self, ids: Tensor, positions: np.ndarray, cache: _Cache, step: tuple[int, int]
     ) -> tuple[Tensor, Tensor]:
+        if self._taps is None:
+            hidden = self._model.hidden(ids, positions, cache, step)
+            return hidden.new_empty(len(hidden), 0), self._model.logits(hidden)
         taps: dict[int, Tensor] = dict.fromkeys(self._taps, ids)
         hidden = self._model.hidden(ids, positions, cache, step, taps)
         features = torch.cat((*taps.values(), self._model.normed(hidden)), dim=1)
         return features, self._model.logits(hidden)
 
 
+def _narrow(weight: Tensor, bias: Tensor | None) -> Linear:
+    weight = weight.bfloat16()
+    bias = None if bias is None else bias.bfloat16()
+
+    def call(x: Tensor) -> Tensor:
+        return F.linear(x.bfloat16(), weight, bias).float()
+
+    return call
+
+
 def _top(logits: Tensor) -> tuple[Tensor, Tensor]:
     values, tokens = logits.topk(TOP, dim=-1)
-    return tokens.int().cpu(), (values - logits.logsumexp(dim=-1, keepdim=True)).half().cpu()
+    # The best token's share gives the sum; on a CPU softmax is several times faster than logsumexp.
+    sums = values[:, :1] - torch.softmax(logits, dim=-1).amax(dim=-1, keepdim=True).log()
+    return tokens.int().cpu(), (values - sums).half().cpu()
 
 
 def _sample(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
@@ -155,7 +177,24 @@ def _sample(logits: Tensor, temperatures: Tensor, generator: torch.Generator) ->
     tokens = logits.argmax(dim=1)
     warm = temperatures > 0
     if warm.any():
-        sums = torch.softmax(logits[warm] / temperatures[warm, None], dim=1).cumsum(dim=1)
-        points = torch.rand(len(sums), 1, generator=generator, device=logits.device) * sums[:, -1:]
-        tokens[warm] = torch.searchsorted(sums, points)[:, 0].clamp(max=logits.shape[1] - 1)
+        shares = torch.softmax(logits[warm] / temperatures[warm, None], dim=1)
+        points = torch.rand(len(shares), 1, generator=generator, device=logits.device)
+        tokens[warm] = _reached(shares, points)
     return tokens
+
+
+def _reached(shares: Tensor, points: Tensor) -> Tensor:
+    """The index at which the running sum of each row reaches its point of the whole, 0 … 1: int64 [n].
+
+    First the block, then the place in it: sums of blocks cost far less than a running sum of all.
+    """
+    blocks = F.pad(shares, (0, -shares.shape[1] % _BLOCK)).view(len(shares), -1, _BLOCK)
+    ends = blocks.sum(dim=2).cumsum(dim=1)
+    points = points * ends[:, -1:]
+    block = torch.searchsorted(ends, points)
+    before = F.pad(ends, (1, 0)).gather(1, block)
+    rows = torch.arange(len(shares), device=shares.device)
+    inner = blocks[rows, block[:, 0]].cumsum(dim=1)
+    # Rounding must not lead beyond the last token that has a share at all.
+    place = torch.searchsorted(inner, torch.minimum(points - before, inner[:, -1:]))
+    return (block * _BLOCK + place)[:, 0]

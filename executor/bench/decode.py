@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from executor.bench.ceiling import Counters, Occupancy, alone, occupancy, report
 from executor.config import available_cores
 from executor.errors import InvalidConfig, InvalidRequest
 from executor.llm import LLM
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from executor.config import Config
     from executor.stats import RoundTime
 
-Mode = Literal["off", "sequential"]
+Mode = Literal["off", "sequential", "ahead", "outcomes", "auto"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 _WARM_UP_TOKENS = 8
 
@@ -70,6 +71,7 @@ class Run:
     outputs: list[list[int]]
     categories: dict[str, Tally]
     round_times: list[RoundTime]
+    occupancy: Occupancy
 
     @property
     def total(self) -> Tally:
@@ -131,7 +133,11 @@ def parse_modes(text: str) -> list[Mode]:
 
 
 def _config(plan: Plan, mode: Mode) -> Config:
-    return plan.config if mode == "sequential" else replace(plan.config, speculator="off")
+    if mode == "off":
+        return replace(plan.config, speculator="off")
+    # What was said of hypotheses is for the modes that have some.
+    hypotheses = 0 if mode == "sequential" else plan.config.hypotheses
+    return replace(plan.config, mode=mode, hypotheses=hypotheses)
 
 
 def _encode(llm: LLM, plan: Plan) -> list[list[int]]:
@@ -155,6 +161,7 @@ def _run(llm: LLM, prompts: Sequence[Sequence[int]], plan: Plan, new_tokens: int
     """The prompts are the first of the plan's. A category's prompts run together, and no other with them."""
     stats = llm.coordinator.stats
     stats.round_times.clear()
+    before = Counters.of(llm)
     outputs: dict[int, list[int]] = {}
     categories: dict[str, Tally] = {}
     for category, indices in _by_category(plan.prompts[: len(prompts)]).items():
@@ -171,7 +178,13 @@ def _run(llm: LLM, prompts: Sequence[Sequence[int]], plan: Plan, new_tokens: int
             outputs[i] = completion.token_ids
             tally.tokens += len(completion.token_ids)
             tally.acceptance.add(completion.acceptance)
-    return Run([outputs[i] for i in range(len(prompts))], categories, list(stats.round_times))
+    seconds, tokens = (sum(getattr(t, part) for t in categories.values()) for part in ("seconds", "tokens"))
+    return Run(
+        [outputs[i] for i in range(len(prompts))],
+        categories,
+        list(stats.round_times),
+        occupancy(llm, before, seconds, tokens),
+    )
 
 
 def _by_category(prompts: Sequence[Prompt]) -> dict[str, list[int]]:
@@ -186,7 +199,15 @@ def _rows(plan: Plan, runs: dict[Mode, list[Run]]) -> list[dict[str, Any]]:
     medians = {
         mode: statistics.median(run.tokens_per_second for run in several) for mode, several in runs.items()
     }
-    return [_row(plan, mode, runs, medians[mode], medians.get("off")) for mode in runs]
+    rows = []
+    for mode, several in runs.items():
+        # Lanes that take turns do not disturb each other.
+        turns = runs.get("sequential", several) if mode != "off" else several
+        seen = [run.occupancy for run in several]
+        length = several[-1].total.acceptance.length
+        occupied = report(seen, length, alone([run.occupancy for run in turns]))
+        rows.append(_row(plan, mode, runs, medians[mode], medians.get("off")) | occupied)
+    return rows
 
 
 def _row(

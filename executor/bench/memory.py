@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from executor.config import Config
-    from executor.lane import Lane
     from executor.llm import LLM
 
 _NEW_TOKENS = 128
@@ -26,7 +25,7 @@ _NEW_TOKENS = 128
 
 
 def measure(llm: LLM) -> dict[str, Any]:
-    """Per lane the planned total and the measured peak in bytes, and measured / planned.
+    """Per lane, and per rank of it, the planned total and the measured peak in bytes, and measured / planned.
 
     The peak is the process's own since it had loaded; `load_peak` is that of loading. Raises InvalidConfig
     for lanes on a GPU, LaneFailed.
@@ -41,14 +40,18 @@ def measure(llm: LLM) -> dict[str, Any]:
         params = SamplingParams(max_tokens=_NEW_TOKENS, ignore_eos=True, temperature=0.0)
         completions = llm.generate(prompts, params, progress=False)
         held = sum(len(done.prompt_token_ids) + len(done.token_ids) for done in completions)
-        peaks: dict[str, int] = {lane.name: _peak(lane) for lane in llm.coordinator.lanes}
+        peaks: dict[tuple[str, int], int] = {
+            (lane.name, rank): _peak(pid)
+            for lane in llm.coordinator.lanes
+            for rank, pid in enumerate(lane.pids)
+        }
         lanes = [
             {
-                "lane": row.lane,
+                "lane": row.name,
                 "device": row.device,
                 "planned": row.total,
-                "measured": peaks[row.lane],
-                "ratio": round(peaks[row.lane] / row.total, 4),
+                "measured": peaks[row.lane, row.rank],
+                "ratio": round(peaks[row.lane, row.rank] / row.total, 4),
                 "load_peak": share.profile.load_peak,
                 "plan": row.as_dict(),
             }
@@ -67,10 +70,9 @@ def _prompts(llm: LLM, length: int, count: int) -> list[Sequence[int]]:
     return [[draw.randrange(size) for _ in range(length)] for _ in range(count)]
 
 
-def _peak(lane: Lane) -> int:
+def _peak(pid: int) -> int:
     """Bytes; the kernel's high-water mark of resident memory, which the lane reset when it had loaded."""
-    assert lane.process is not None, "a lane that has served has a process"
-    status = Path(f"/proc/{lane.process.pid}/status").read_text()
+    status = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
     return int(found[1]) * 1024 if found else 0
 
@@ -84,4 +86,5 @@ def _circumstances(config: Config) -> dict[str, Any]:
         "threads": config.threads,
         "k": config.num_speculative_tokens,
         "batch": config.max_sequences,
+        "target_ranks": config.target_ranks,
     }

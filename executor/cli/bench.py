@@ -11,6 +11,7 @@ from executor.cli import (
     bench_overhead,
     bench_pool,
     bench_recovery,
+    bench_simulate,
 )
 
 app = typer.Typer(help="Measure speclane on this machine.")
@@ -19,6 +20,7 @@ app.command("overhead")(bench_overhead.overhead)
 app.command("invariance")(bench_invariance.invariance)
 app.command("recovery")(bench_recovery.recovery)
 app.command("memory")(bench_memory.memory)
+app.command("simulate")(bench_simulate.simulate)
 app.command("pool")(bench_pool.pool)
 app.command("http")(bench_http.http)
 app.command("handoff")(bench_handoff.handoff)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from executor.bench.decode import Plan
 
 _MODES = "off,sequential"
+_ALL_MODES = "off,sequential,ahead,outcomes,auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class _Runs:
     ] = None
     new_tokens: Annotated[int, typer.Option(help="Tokens to decode per prompt.", metavar="N")] = 64
     batch: Annotated[int, typer.Option(help="Sequences that run at once.", metavar="B")] = 1
-    modes: Annotated[str, typer.Option(help="Modes to compare, with commas.", metavar=_MODES)] = _MODES
+    modes: Annotated[str, typer.Option(help="Modes to compare, with commas.", metavar=_ALL_MODES)] = _MODES
     repeat: Annotated[int, typer.Option(help="Runs per mode; the median counts.", metavar="R")] = 3
     raw: o.Raw = False
     temperature: o.Temperature = 0.0
@@ -76,9 +77,11 @@ def _plan(runs: _Runs, model: ModelOptions) -> "Plan":
             o.whole(name, given, 1, 1 << 20, works)
     o.whole("batch", runs.batch, 1, 1024, 8)
     modes = parse_modes(runs.modes)
-    if model.speculator == "off" and "sequential" in modes:
+    speculating = [mode for mode in modes if mode != "off"]
+    if model.speculator == "off" and speculating:
         raise InvalidConfig(
-            "speculator", "--speculator off contradicts --modes with sequential; try --speculator auto"
+            "speculator",
+            f"--speculator off contradicts --modes with {speculating[0]}; try --speculator auto",
         )
     SamplingParams(temperature=runs.temperature, seed=runs.seed)
     file = runs.prompts

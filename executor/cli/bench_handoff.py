@@ -46,4 +46,5 @@ def _show(result: dict[str, Any]) -> None:
         table.add_row(name, f"p50 {times['p50']:.1f} µs, p99 {times['p99']:.1f} µs")
     table.add_row("in place", f"{result['times_less']:.1f} times less than within the message")
     table.add_row("descriptor", f"{result['overhead_us']:.1f} µs more than nothing")
+    table.add_row("its work", f"p50 {result['work_us']['p50']:.1f} µs of computing, on both sides")
     Console().print(table)

@@ -70,6 +70,9 @@ class ModelOptions:
     target: o.Target = None
     speculator: o.Speculator = "auto"
     num_speculative_tokens: o.NumSpeculativeTokens = None
+    mode: o.Mode = "sequential"
+    hypotheses: o.Hypotheses = None
+    ubatches: o.Ubatches = None
     speculative_config: o.SpeculativeConfig = None
     engine: o.Engine = "native"
     dtype: o.Dtype = "bf16"
@@ -81,6 +84,7 @@ class ModelOptions:
     target_cores: o.TargetCores = None
     speculator_cores: o.SpeculatorCores = None
     lanes: o.Lanes = "process"
+    target_ranks: o.TargetRanks = None
     transport: o.Transport = "auto"
     require_cuda_ipc: o.RequireCudaIpc = False
     max_model_len: o.MaxModelLen = None
@@ -209,9 +213,9 @@ class SamplingOptions:
 _CONFIG = (
     *("target", "speculator", "engine", "dtype", "device", "lanes", "num_speculative_tokens"),
     *("max_model_len", "kv_tokens", "max_verify_tokens", "keys", "threads", "cache_dir"),
-    *("acceptance", "q_rows"),
+    *("acceptance", "q_rows", "mode", "hypotheses", "ubatches"),
     *("target_device", "speculator_device", "target_cores", "speculator_cores"),
-    *("transport", "require_cuda_ipc"),
+    *("transport", "require_cuda_ipc", "target_ranks"),
 )
 """Options that are fields of the Config as they are."""
 _TIMEOUTS = {name: f"{name}_timeout" for name in ("load", "draft", "verify", "hang", "stop")}

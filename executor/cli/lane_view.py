@@ -14,6 +14,8 @@ from executor.lane import LaneState
 from executor.request import Acceptance
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from executor.lane import Lane
     from executor.llm import LLM
 
@@ -81,15 +83,15 @@ class LaneView:
 
     def _info(self, lane: Lane) -> LaneInfo:
         process = lane.process  # once: the coordinator's thread may set it to None at any time
-        pid = process.pid if process is not None else None
+        pids = process.pids if process is not None else ()
         elapsed_ns = ((self._ended or time.monotonic()) - self._began) * 1e9
         busy_ns = lane.busy_ns - self._busy_before.get(lane.epoch, 0)
         return LaneInfo(
             lane=lane.name,
             engine=lane.spec.engine,
             state=lane.phase if lane.state is LaneState.STARTING else str(lane.state),
-            pid=pid,
-            resident_mb=_resident_mb(pid) if pid is not None else None,
+            pid=pids[0] if pids else None,
+            resident_mb=_resident_mb(pids) if pids else None,
             busy_share=round(min(1.0, busy_ns / elapsed_ns), 4) if elapsed_ns > 0 else 0.0,
             orders=lane.orders,
         )
@@ -102,9 +104,10 @@ class LaneView:
         return f"{sum(acceptance.drafted)} drafted, {sum(acceptance.accepted)} accepted"
 
 
-def _resident_mb(pid: int) -> float | None:
+def _resident_mb(pids: Sequence[int]) -> float | None:
+    """Of all ranks together."""
     try:
-        resident: int = psutil.Process(pid).memory_info().rss
+        resident: int = sum(psutil.Process(pid).memory_info().rss for pid in pids)
     except psutil.Error:
         return None
     return round(resident / 1e6, 1)

@@ -16,6 +16,14 @@ def launch(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show processes, devices, memory and checks; start nothing.")
     ] = False,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            help="Address for all targets to listen on, such as 0.0.0.0 in a container.",
+            metavar="HOST",
+            show_default="as the topology says",
+        ),
+    ] = None,
     state: Annotated[
         str | None,
         typer.Option(
@@ -34,7 +42,7 @@ def launch(
     from executor.launch import run
     from executor.launch.show import show, show_findings
 
-    prepared = run.prepare(Path(topology).expanduser())
+    prepared = run.prepare(Path(topology).expanduser(), host)
     findings = run.check(prepared)
     if dry_run:
         write(show(prepared.plan) + show_findings(findings))

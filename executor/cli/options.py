@@ -43,6 +43,20 @@ Speculator = Annotated[
     ),
 ]
 NumSpeculativeTokens = Annotated[int | None, _model("K", "Longest draft in tokens, from 1 to 32.", "5")]
+Mode = Annotated[
+    str,
+    _model(
+        "sequential|ahead|outcomes|auto",
+        "Draft, then verify; or meanwhile draft for the likeliest verdict, for many, or what pays most.",
+    ),
+]
+Hypotheses = Annotated[
+    int | None,
+    _model("N", "Verdicts for which drafts are prepared, from 0 to 64.", "by mode: 0, 1, 2 (K + 1)"),
+]
+Ubatches = Annotated[
+    int | None, _model("1|2", "Parts in which sequences are drafted for and verified by turns.", "1")
+]
 Engine = Annotated[str, _model("native|hf|toy", "Code that runs the models.")]
 Dtype = Annotated[str, _model("fp32|bf16|fp16", "Type of weights and arithmetic.")]
 Device = Annotated[str, _model("DEVICE", "auto, cpu, cuda, cuda:N or a GPU's UUID, for both lanes.")]
@@ -59,6 +73,10 @@ SpeculatorCores = Annotated[str | None, _lane("CORES", "Cores of the speculator'
 Lanes = Annotated[
     str,
     _model("process|inline", "Each lane in a process of its own, or all in this one, for debuggers."),
+]
+TargetRanks = Annotated[
+    int | None,
+    _model("N", "Processes that share the target model, each with a part of it: tensor parallelism.", "1"),
 ]
 Transport = Annotated[
     str,

@@ -46,7 +46,7 @@ def show(made: "MemoryPlan") -> None:
     from executor.sizes import size
 
     lanes = rows(made)
-    table = Table("", *(f"{row.lane} ({row.device})" for row in lanes), box=None, padding=(0, 2))
+    table = Table("", *(f"{row.name} ({row.device})" for row in lanes), box=None, padding=(0, 2))
     for column in table.columns[1:]:
         column.justify = "right"
     for name in ("process", "weights", "activations", "workspace", "graphs", "kv", "total", "peak"):

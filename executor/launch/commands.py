@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from executor.errors import InvalidConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from _typeshed import DataclassInstance
 
@@ -43,15 +44,28 @@ def config_of(path: str, words: Sequence[str]) -> Config:
 
     Raises InvalidConfig about `path`, in the words in which the command itself would refuse them.
     """
-    from executor.cli.complaint import complaint
     from executor.cli.groups import ModelOptions, RecoveryOptions
 
-    try:
+    with _refusals(path, "serve"):
         given = parsed("serve", words)
         model, recovery = _group(ModelOptions, given), _group(RecoveryOptions, given)
         return model.config(recovery=recovery.recovery(), max_sequences=given["max_sequences"])
+
+
+def check_words(path: str, command: str, words: Sequence[str]) -> None:
+    """Raises InvalidConfig about `path` if the command has no such options, or not with such values."""
+    with _refusals(path, command):
+        parsed(command, words)
+
+
+@contextmanager
+def _refusals(path: str, command: str) -> Iterator[None]:
+    from executor.cli.complaint import complaint
+
+    try:
+        yield
     except Exception as error:
-        told = complaint(error, "speclane serve")
+        told = complaint(error, f"speclane {command}")
         if told.status != 2:
             raise
         raise InvalidConfig("topology", f"{path}: {told.line}") from None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from executor import mps
 from executor.errors import InvalidConfig
-from executor.launch.commands import SPECLANE, arguments, config_of
+from executor.launch.commands import SPECLANE, arguments, check_words, config_of
 from executor.placement import VISIBLE, parse_cores
 from executor.sizes import parse_size
 
@@ -52,7 +52,7 @@ class PlannedLane:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedProcess:
     """`environment`: beside the launcher's own. `needs`: processes that must be ready before it starts.
-    `listens`: addresses. `config`: what it runs, if it runs models."""
+    `listens`: addresses."""
 
     name: str
     kind: Kind
@@ -63,6 +63,7 @@ class PlannedProcess:
     lanes: tuple[PlannedLane, ...] = ()
     gpus: tuple[str, ...] = ()
     config: Config | None = None
+    """What it runs, if that is known here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +93,7 @@ def make_plan(topology: Topology, found: Sequence[FoundGpu], directory: Path) ->
             *arguments(path, speculator.options),
             *_device_words("", speculator.lane),
         ]
+        check_words(path, "speculator", words)
         processes.append(
             PlannedProcess(
                 name=speculator.name,
@@ -193,10 +195,17 @@ def _target(
     options = dict(target.options)
     drafts = not target.attach and options.get("speculator") != "off"
     lanes = [_lane("target", f"{path}.lanes.target", target.lanes.target, gpus)]
+    ranks = options.get("target_ranks", options.get("target-ranks", 1))
+    if lanes[0].gpus and len(lanes[0].gpus) != ranks:
+        raise InvalidConfig(
+            "topology",
+            f"{path}.lanes.target.device: {len(lanes[0].gpus)} GPUs for {ranks} ranks; "
+            f"try options.target_ranks = {len(lanes[0].gpus)}",
+        )
     if drafts:
         lanes.append(_lane("speculator", f"{path}.lanes.speculator", target.lanes.speculator, gpus))
     if target.attach:
-        options["speculator"] = ",".join(addresses[name] for name in target.attach)
+        options["speculator"] = ",".join(addresses.get(name, name) for name in target.attach)
     used = tuple(dict.fromkeys(name for lane in lanes for name in lane.gpus))
     daemons = tuple(dict.fromkeys(name for lane in lanes for name in _daemons(lane, gpus)))
     if daemons:
@@ -213,7 +222,7 @@ def _target(
         name=target.name,
         kind="target",
         argv=(*SPECLANE, "serve", *words, *pinned),
-        needs=(*daemons, *target.attach),
+        needs=(*daemons, *(name for name in target.attach if name in addresses)),
         listens=(f"http://{target.host}:{target.port}",),
         lanes=tuple(lanes),
         gpus=used,

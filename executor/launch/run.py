@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from executor import doctor, rundir
 from executor.errors import InvalidConfig, SpeclaneError
 from executor.launch import mps_watch, preflight, topology
@@ -30,9 +32,15 @@ class Prepared(NamedTuple):
     machine: Machine
 
 
-def prepare(file: Path) -> Prepared:
-    """Reads the topology and looks at the machine. Raises InvalidConfig."""
+def prepare(file: Path, host: str | None = None) -> Prepared:
+    """Reads the topology and looks at the machine. `host`: for all targets, instead of the file's.
+
+    Raises InvalidConfig.
+    """
     read = topology.read(file)
+    if host is not None:
+        targets = [msgspec.structs.replace(target, host=host) for target in read.targets]
+        read = msgspec.structs.replace(read, targets=targets)
     real = any(target.options.get("engine") != "toy" for target in read.targets)
     machine = doctor.gather(cache_directory(), ask_torch=bool(read.gpus) and real)
     return Prepared(make_plan(read, machine.gpus or (), directory_of(read.name)), machine)

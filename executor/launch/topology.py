@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}", re.ASCII)
+_NUMBERED = re.compile(r"gpu:([0-9]{1,3})", re.ASCII)
 _SELECT = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{1,120}", re.ASCII)
 
 
@@ -56,7 +57,8 @@ class Share(_Table, frozen=True):
 
 
 class Lane(_Table, frozen=True):
-    """Where one lane runs. device: `cpu`, a GPU's name, or for a rank group one name per rank."""
+    """Where one lane runs. device: `cpu`, a GPU's name, `gpu:N` for the N-th GPU without naming it before, or
+    for a rank group one of these per rank."""
 
     device: str | list[str] = "cpu"
     cores: str | None = None
@@ -74,8 +76,8 @@ class Lanes(_Table, frozen=True):
 
 
 class Target(_Table, frozen=True):
-    """One `speclane serve`, which starts its own lanes. `options`: of that command; `attach`: names of
-    stand-alone speculators that draft for it, the first that serves; it then has no speculator lane."""
+    """One `speclane serve`, which starts its own lanes. `options`: of that command; `attach`: names or
+    addresses of stand-alone speculators: the first that serves drafts for it, and it has none of its own."""
 
     name: str
     host: str = "127.0.0.1"
@@ -111,7 +113,7 @@ class Supervision(_Table, frozen=True):
 
 class Topology(_Table, frozen=True):
     name: str
-    targets: list[Target]
+    targets: list[Target] = []
     description: str = ""
     gpus: list[Gpu] = []
     speculators: list[Speculator] = []
@@ -155,13 +157,22 @@ def parse(text: str) -> Topology:
         raise _refusal(
             where.strip("`").removeprefix("$."), what, "a file of deploy/topologies as a pattern"
         ) from None
+    made = _with_numbered_gpus(made)
     _check(made)
     return made
 
 
+def _with_numbered_gpus(topology: Topology) -> Topology:
+    """Those that lanes name by number are declared, too."""
+    devices = dict.fromkeys(name for _, lane in topology.lanes for name in lane.devices)
+    numbers = [found[1] for name in devices if (found := _NUMBERED.fullmatch(name))]
+    gpus = [Gpu(name=f"gpu:{number}", select=int(number)) for number in numbers]
+    return msgspec.structs.replace(topology, gpus=[*topology.gpus, *gpus])
+
+
 def _check(topology: Topology) -> None:
-    if not topology.targets:
-        raise _refusal("targets", "there is none", '[[targets]] with a name, such as "main"')
+    if not topology.targets and not topology.speculators:
+        raise _refusal("targets", "there is nothing to run", '[[targets]] with a name, such as "main"')
     _check_names(topology)
     gpus = {gpu.name: gpu for gpu in topology.gpus}
     for gpu in topology.gpus:
@@ -183,7 +194,7 @@ def _check(topology: Topology) -> None:
         if not 1 <= target.port <= 65535:
             raise _refusal(f"{where}.port", f"must be from 1 to 65535, got {target.port}", "8000")
         for name in target.attach:
-            if name not in known:
+            if name not in known and "://" not in name:
                 raise _refusal(
                     f"{where}.attach",
                     f"there is no speculator {name!r}",
@@ -214,7 +225,7 @@ def _check_names(topology: Topology) -> None:
     things += [("targets", target.name) for target in topology.targets]
     things += [("speculators", speculator.name) for speculator in topology.speculators]
     for kind, name in [("", topology.name), *things]:
-        if not _NAME.fullmatch(name):
+        if not _NAME.fullmatch(name) and not (kind == "gpus" and _NUMBERED.fullmatch(name)):
             raise _refusal(
                 f"{kind}.name" if kind else "name",
                 f"{name!r} must be small letters, digits and dashes, at most 31",
@@ -229,7 +240,7 @@ def _check_names(topology: Topology) -> None:
 
 
 def _check_lane(path: str, lane: Lane, gpus: dict[str, Gpu]) -> None:
-    known = ", ".join(["cpu", *gpus])
+    known = ", ".join(["cpu", "gpu:0", *gpus])
     if not lane.devices:
         raise _refusal(f"{path}.device", "is an empty list", "cpu")
     for name in lane.devices:

@@ -149,7 +149,7 @@ class Live:
         lanes = plan.lanes if plan is not None else ()
         return [
             {
-                "lane": lane.lane,
+                "lane": lane.name,
                 "kv_tokens": lane.kv_tokens,
                 "parts": {
                     "process": lane.profile.process,

@@ -273,7 +273,7 @@ class _State:
                 ("graphs", profile.graphs),
                 ("kv", lane.kv),
             ):
-                family.add_metric((lane.lane, kind), size)
+                family.add_metric((lane.name, kind), size)
         yield family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:

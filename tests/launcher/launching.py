@@ -83,7 +83,7 @@ class Launched:
     def log(self, name: str) -> str:
         return (self.state / "logs" / f"{name}.log").read_text()
 
-    def until(self, state: str) -> None:
+    def until(self, state: str, seconds: float = SECONDS) -> None:
         """Wait for an overall state; the launcher must not end meanwhile."""
 
         def reached() -> bool:
@@ -91,7 +91,7 @@ class Launched:
             assert self.process.poll() is None, self.said
             return self.status.get("state") == state
 
-        wait_for(reached)
+        wait_for(reached, seconds)
 
     def census(self) -> None:
         with suppress(psutil.NoSuchProcess):
@@ -103,10 +103,10 @@ class Launched:
         assert pid in {each.pid for each in self.ever}
         os.kill(pid, number)
 
-    def again(self, name: str, starts: int) -> None:
+    def again(self, name: str, starts: int, seconds: float = SECONDS) -> None:
         """Wait until a process was started for the so-manyth time and all is well."""
-        wait_for(lambda: self.of(name)["starts"] >= starts)
-        self.until("healthy")
+        wait_for(lambda: self.of(name)["starts"] >= starts, seconds)
+        self.until("healthy", seconds)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """The launcher's exit status."""

@@ -9,41 +9,20 @@ import signal
 import socket
 import subprocess
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from asking import PROMPT, SAMPLING, text
 from launching import LAUNCH, SECONDS, free_port, launched, toy, wait_for
 
 from executor import LLM, SamplingParams
-
-PROMPT = "once upon a time"
-TOKENS = 48
-
-
-def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    address = urlsplit(url)
-    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=SECONDS)
-    try:
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-        reply = connection.getresponse()
-        assert reply.status == 200, reply.read()
-        return json.load(reply)
-    finally:
-        connection.close()
-
-
-def text(url: str) -> str:
-    body = {"prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0.8, "seed": 7}
-    return post(url, body)["choices"][0]["text"]
 
 
 @pytest.fixture(scope="module")
 def plain() -> str:
     """What the target says without a speculator, in this process."""
     with LLM(engine="toy", speculator="off", lanes="inline", max_model_len=512) as llm:
-        params = SamplingParams(temperature=0.8, seed=7, max_tokens=TOKENS)
-        return llm.generate([PROMPT], params)[0].text
+        return llm.generate([PROMPT], SamplingParams(**SAMPLING))[0].text
 
 
 def test_it_survives_the_death_of_each_of_its_processes(tmp_path, plain):

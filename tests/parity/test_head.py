@@ -199,7 +199,7 @@ def draft(made: CascadeSpeculator, sequence: LaneSequence, rows: list[HiddenRows
 
 
 def test_what_it_drafts_does_not_hang_on_how_its_rows_came(spec, target, engine, monkeypatch):
-    monkeypatch.setattr("workers.speculators.cascade.HEAD_REACH", 0.0)
+    monkeypatch.setattr("workers.speculators.chain.HEAD_REACH", 0.0)
     monkeypatch.setattr("workers.speculators.proposals.LEAST_REACH", 0.0)
     made = speculator(spec, target)
     rows = rows_of(engine, TEXT[:-1], [])
@@ -225,7 +225,7 @@ def test_what_it_drafts_does_not_hang_on_how_its_rows_came(spec, target, engine,
 
 
 def test_without_the_latest_row_the_head_is_silent_but_not_after_a_gap(spec, target, engine, monkeypatch):
-    monkeypatch.setattr("workers.speculators.cascade.HEAD_REACH", 0.0)
+    monkeypatch.setattr("workers.speculators.chain.HEAD_REACH", 0.0)
     monkeypatch.setattr("workers.speculators.proposals.LEAST_REACH", 0.0)
     made = speculator(spec, target)
     rows = rows_of(engine, TEXT[:-1], [10, 20])

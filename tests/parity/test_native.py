@@ -13,8 +13,7 @@ from ipc.messages import LaneSpec
 from workers import linear
 from workers.attention import ROW_BY_ROW
 from workers.engines.engine import Window
-from workers.engines.native import NativeEngine
-from workers.engines.native import engine as engine_module
+from workers.engines.native import NativeEngine, loading
 from workers.lifecycle import made_ready
 from workers.linear import ONE_BY_ONE, has_bfloat16, plain
 
@@ -74,7 +73,7 @@ def test_16_bit_lanes_are_float32_on_rounded_weights(dtype, stored, tmp_path, mo
 def test_bfloat16_arithmetic_is_as_good_as_that_of_transformers(kernel, family, tmp_path, monkeypatch):
     """Against float32 on the same weights; here the rows that layers add to stay in float32."""
     if kernel == "blocked":  # what is left where the library's own kernel fails the proof
-        monkeypatch.setattr(engine_module, "fused", lambda *parts: parts[6].normal_())
+        monkeypatch.setattr(loading, "fused", lambda *parts: parts[6].normal_())
     ids = token_ids(150)
     engine = made_ready(NativeEngine(lane(save(tmp_path, family), dtype="bf16")))
     rows = logits(engine, (0, ids[:100]), (100, ids[100:117]), *((at, [ids[at]]) for at in range(117, 150)))
@@ -169,8 +168,8 @@ def small(tmp_path_factory):
 
 
 def test_a_cpu_on_which_nothing_agrees_runs_row_by_row_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine_module, "choose", lambda samples, candidates, ways: (plain, ONE_BY_ONE))
-    monkeypatch.setattr(engine_module, "prove_tiling", lambda *shape: ROW_BY_ROW)
+    monkeypatch.setattr(loading, "choose", lambda samples, candidates, ways: (plain, ONE_BY_ONE))
+    monkeypatch.setattr(loading, "prove_tiling", lambda *shape: ROW_BY_ROW)
     engine, ids = made_ready(NativeEngine(lane(save(tmp_path, "qwen3")))), token_ids(80)
     rows = logits(engine, (0, ids))
     assert (rows - reference(tmp_path, ids)).abs().max() < 1e-4

@@ -116,3 +116,16 @@ def test_the_shipped_speculators_change_no_token(plain, smollm2, speculator, k):
         assert texts(llm, together=True) == expected
         assert sum(llm.coordinator.stats.acceptance.accepted) > 0
         assert texts(llm, together=False) == expected
+
+
+@pytest.mark.parametrize("speculator", ["pruned", slow("cascade"), slow("suffix"), slow("eagle")])
+@pytest.mark.parametrize("mode", ["outcomes", slow("ahead"), slow("auto")])
+def test_modes(plain, pruned, smollm2, speculator, mode):
+    """Drafts made for verdicts that are still to come, on branches that share their beginnings."""
+    dtype, expected = plain
+    chosen = str(pruned) if speculator == "pruned" else speculator
+    options = {"mode": mode, "ubatches": 2, "num_speculative_tokens": 3}
+    with LLM(target=str(smollm2), speculator=chosen, dtype=dtype, threads=1, **options) as llm:
+        assert texts(llm, together=True) == expected
+        assert texts(llm, together=False) == expected
+        assert llm.coordinator.stats.hits > 0 or speculator != "pruned"

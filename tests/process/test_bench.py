@@ -53,6 +53,7 @@ def test_handoff() -> None:
     assert all(0 < time <= result[f"{way}_us"]["p99"] for way, time in p50.items())
     assert result["times_less"] == pytest.approx(p50["message"] / p50["descriptor"], abs=0.1)
     assert result["overhead_us"] == pytest.approx(p50["descriptor"] - p50["bare"], abs=0.02)
+    assert 0 < result["work_us"]["p50"] <= result["work_us"]["p99"]
     assert "in place" in bench("handoff", "--count", "10").stdout
 
 

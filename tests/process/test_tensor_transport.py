@@ -10,6 +10,7 @@ import select
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ def heads(smollm2, **options: Any) -> LLM:
     """Drafts are always waited for, so that what is drafted hangs on nothing but the rows."""
     timeouts = Timeouts(draft=SECONDS, draft_least=SECONDS, hang=SECONDS, stop=20.0)
     common = {"speculator": "eagle", "threads": 1, "max_model_len": 128, "max_sequences": 2}
-    return LLM(target=str(smollm2), timeouts=timeouts, **(common | options))
+    return LLM(target=str(smollm2), **(common | {"timeouts": timeouts} | options))
 
 
 def said(llm: LLM) -> tuple[list[int], dict[tuple[int, int], int]]:
@@ -104,6 +105,23 @@ def test_by_cuda_ipc_with_a_runtime_that_is_none(smollm2, inline, with_fake_cuda
         assert llm.coordinator.transport == ("cuda_ipc", "")
         assert all(mappings(lane.process.pid, "fake-device-memory") == 2 for lane in llm.coordinator.lanes)
         assert said(llm) == inline
+
+
+@pytest.mark.slow
+def test_what_a_stopped_lane_was_lent_is_quarantined_until_it_is_dead(smollm2, inline):
+    timeouts = Timeouts(draft=1.0, hang=15.0, verify=SECONDS)
+    with heads(smollm2, timeouts=timeouts) as llm:
+        leases = llm.coordinator._lanes.transport.leases
+        stream = iter(llm.stream(PROMPT, replace(PARAMS, max_tokens=100)))
+        next(stream)
+        (stopped,) = [lane.process for lane in llm.coordinator.lanes if lane.name == "speculator"]
+        stopped.kill(signal.SIGSTOP)
+        tokens = [token for delta in stream for token in delta.token_ids]
+        assert tokens
+        wait_for(lambda: leases.quarantines > 0)
+        wait_for(lambda: llm.coordinator.deaths["speculator"] == 1)  # hung for too long
+        wait_for(lambda: leases.count() == {"kept": 0, "lent": 0, "quarantined": 0})
+        assert said(llm)[0] == inline[0]
 
 
 @pytest.mark.slow

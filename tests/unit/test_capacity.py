@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.capacity import MemoryLimits, join, solve
+from executor.capacity import MemoryLimits, join
+from executor.capacity import solve as solve_ranks
 from executor.errors import InvalidConfig
 from executor.sizes import parse_size, size
 from ipc.messages import MemoryProfile
@@ -42,6 +43,11 @@ def profile(
         free=free,
         held=300 * MB,
     )
+
+
+def solve(profiles, limits, standby=()):
+    """Of lanes of one rank."""
+    return solve_ranks({lane: (its,) for lane, its in profiles.items()}, limits, standby)
 
 
 PROFILES = st.builds(
@@ -154,11 +160,33 @@ def test_what_cannot_be_names_an_option_and_a_value_that_works(limits, field, me
 
 def test_a_lane_that_comes_later_holds_what_the_others_hold_or_is_refused():
     plan = solve({"target": profile()}, MemoryLimits(700 * MB, kv_tokens=1024))
-    assert join(plan, "speculator", profile(), 1).kv_tokens == 1024
-    assert join(plan, "speculator", profile(useful=128), 1).kv_tokens == 128
-    assert join(plan, "speculator", profile(device="cuda:0"), 1).kv_tokens == 1024
+    for its, tokens in ((profile(), 1024), (profile(useful=128), 128), (profile(device="cuda:0"), 1024)):
+        (share,) = join(plan, "speculator", [its], 1)
+        assert share.kv_tokens == tokens
     with pytest.raises(InvalidConfig, match=r"1024 tokens need .* of 735MB on cpu \(target .*, speculator"):
-        join(plan, "speculator", profile(weights=400 * MB), 1)
+        join(plan, "speculator", [profile(weights=400 * MB)], 1)
+
+
+def test_ranks_have_shares_of_their_own_and_hold_the_same_tokens():
+    """Two heads of keys and values here, one there, and a device for each."""
+    ranks = [profile(device="cuda:0", per_token=2000), profile(device="cuda:1", per_token=1000)]
+    plan = solve_ranks({"target": ranks, "speculator": [profile(device="cuda:1")]}, MemoryLimits(633 * MB))
+    assert [(lane.name, lane.profile.device) for lane in plan.lanes] == [
+        ("target", "cuda:0"),
+        ("target/1", "cuda:1"),
+        ("speculator", "cuda:1"),
+    ]
+    # The second device, which two share, decides: 3 MB are left there for 2,000 bytes a token.
+    assert plan.tokens == 3 * MB // 2000 // BLOCK * BLOCK
+    assert [lane.kv for lane in plan.lanes] == [plan.tokens * size for size in (2000, 1000, 1000)]
+    assert plan.taken("cuda:1") == 630 * MB + 2000 * plan.tokens <= 633 * MB
+    with pytest.raises(InvalidConfig, match=r"on cuda:1 \(target/1 .*, speculator .*\); try 674MB"):
+        solve_ranks({"target": ranks, "speculator": [profile(device="cuda:1")]}, MemoryLimits(600 * MB))
+
+
+def test_ranks_on_one_device_share_its_budget():
+    plan = solve_ranks({"target": [profile(), profile()]}, MemoryLimits(), ("target",))
+    assert plan.taken("cpu") == 4 * (315 * MB + plan.tokens * 1000)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ PROMPT = [0, 3, 1, 3, 0, 3, 1, 3, 2, 0]
 
 class TableContext:
     nbytes = 8
+    end = 0
 
     def keep(self) -> None: ...
 
@@ -138,14 +139,14 @@ def test_the_source_and_the_end_follow_from_the_tokens_before(rounds):
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_a_head_that_looks_at_what_it_drew_would_be_seen(rounds, rule, monkeypatch):
     """As for coupled acceptance, where it is allowed: a guess is as promising as its token is likely."""
-    real = CascadeSpeculator._guess
+    real = CascadeSpeculator._undrawn
 
-    def eager(self: Any, row: Any, total: float, chain: Any) -> proposals.Proposal:
-        lazy = real(self, row, total, chain)
+    def eager(self: Any, chain: Any, *others: Any) -> proposals.Proposal:
+        lazy = real(self, chain, *others)
         depth = len(chain.draft.tokens)
         position = len(chain.sequence.tokens) + depth
         token = lazy.q.pick(noise.fraction(0, position, noise.DRAFT, depth))
         return lazy._replace(expected=lazy.q.probability(token))
 
-    monkeypatch.setattr(CascadeSpeculator, "_guess", eager)
+    monkeypatch.setattr(CascadeSpeculator, "_undrawn", eager)
     assert error(rounds("cascade", rule), K + 1) > SEEN

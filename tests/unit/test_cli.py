@@ -100,9 +100,10 @@ def test_modes() -> None:
     assert decode.parse_modes("sequential, off") == ["sequential", "off"]
     with pytest.raises(InvalidConfig, match="modes names off twice; try off,sequential"):
         decode.parse_modes("off,off")
-    for unknown in ("ahead", "", "outcomes", "auto", "Off"):
+    for unknown in ("fast", "", "Auto", "Off"):
         with pytest.raises(
-            InvalidConfig, match=f"modes has no '{unknown}', only off, sequential; try off,seq"
+            InvalidConfig,
+            match=f"modes has no '{unknown}', only off, sequential, ahead, outcomes, auto; try off,seq",
         ):
             decode.parse_modes(f"off,{unknown}")
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from letters import request
+from msgspec import structs
 
 from executor import dialogue
 from executor.hidden_rows import KeptRows
@@ -38,15 +39,15 @@ def test_the_latest_positions_are_kept_without_a_gap(steps):
         if gap and end:
             expected = []
         start = end + (gap if end else 0)
-        kept.add([part(start, count)], WINDOW, LEASES)
+        kept.add([part(start, count)], HEAD, LEASES)
         end = start + count
         expected += range(start, end)
         assert kept.end == end
-        held = positions(kept.since(0))
+        held = positions(kept.since(0, HEAD))
         assert held == expected[len(expected) - len(held) :]
         assert len(held) >= min(len(expected), WINDOW)
         assert len(held) < WINDOW + 5
-        assert all(p >= end - count for p in positions(kept.since(end - count)))
+        assert all(p >= end - count for p in positions(kept.since(end - count, HEAD)))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_rows_are_asked_for_that_are_of_use_and_fit(length, draft, room, expecte
 
 def test_only_news_are_asked_for():
     asked = request(list(range(20)))
-    asked.rows.add([part(10, 9)], WINDOW, LEASES)
+    asked.rows.add([part(10, 9)], HEAD, LEASES)
     assert _rows_since(asked, [1, 2], HEAD, 1000) == 19
 
 
@@ -117,15 +118,30 @@ def lane(head: HeadSpec | None) -> Lane:
 
 def test_a_lane_is_handed_each_row_once_and_a_new_one_all_that_are_kept():
     asked = request(list(range(20)))
-    asked.rows.add([part(0, 6)], WINDOW, LEASES)
+    asked.rows.add([part(0, 6)], HEAD, LEASES)
     first = lane(HEAD)
     assert positions(dialogue.rows(LANES, first, asked, 1000)) == list(range(6))
     assert dialogue.rows(LANES, first, asked, 1000) == []
-    asked.rows.add([part(6, 2)], WINDOW, LEASES)
+    asked.rows.add([part(6, 2)], HEAD, LEASES)
     assert dialogue.rows(LANES, first, asked, room=3) == []  # later
     assert positions(dialogue.rows(LANES, first, asked, room=4)) == [6, 7]
     assert positions(dialogue.rows(LANES, lane(HEAD), asked, 1000)) == list(range(8))
     assert dialogue.rows(LANES, lane(None), asked, 1000) == []
+
+
+def test_rows_for_another_head_are_made_anew():
+    """Which reads other layers, so that it could not even tell."""
+    asked, other = request(list(range(20))), structs.replace(HEAD, taps=(2,))
+    asked.rows.add([part(10, 9)], HEAD, LEASES)
+    assert asked.rows.since(0, other) == []
+    assert dialogue.rows(LANES, lane(other), asked, 1000) == []
+    asked.rows.fit(HEAD, LEASES)
+    assert asked.rows.end == 19
+    asked.rows.fit(other, LEASES)
+    assert _rows_since(asked, [1, 2], other, 1000) == 12
+    asked.rows.add([part(12, 7)], other, LEASES)
+    assert asked.rows.since(0, HEAD) == []
+    assert positions(asked.rows.since(0, other)) == list(range(12, 19))
 
 
 def pack(start: int, rows: list[int]) -> HiddenRows:

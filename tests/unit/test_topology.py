@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from executor.errors import InvalidConfig
-from executor.launch.commands import arguments, config_of
+from executor.launch.commands import arguments, check_words, config_of
 from executor.launch.topology import parse, read
 
 GPUS = '[[gpus]]\nname = "a"\nselect = 0\nmps = {}\n[[gpus]]\nname = "b"\nselect = "GPU-1"\n'
@@ -25,7 +25,7 @@ def test_what_is_left_out_has_a_default():
     [
         ("name = ", "is no TOML"),
         ("", "missing required field `name`"),
-        ('name = "x"\ntargets = []', "targets: there is none; try [[targets]]"),
+        ('name = "x"\ntargets = []', "targets: there is nothing to run; try [[targets]]"),
         ('name = "X"\n' + TARGET, "name: 'X' must be small letters"),
         (f'name = "x"\nextra = 1\n{TARGET}', "unknown field `extra`"),
         (f'name = "x"\n{TARGET}prot = 1', "targets[0]: Object contains unknown field `prot`"),
@@ -45,7 +45,10 @@ def test_what_is_left_out_has_a_default():
             f'name = "x"\n{TARGET}[[speculators]]\nname = "p"\nbind = "udp://x"',
             "speculators.p.bind: 'udp://x'",
         ),
-        (f'name = "x"\n{GPUS}{TARGET}lanes.target.device = "c"', "there is no 'c', only cpu, a, b; try b"),
+        (
+            f'name = "x"\n{GPUS}{TARGET}lanes.target.device = "c"',
+            "there is no 'c', only cpu, gpu:0, a, b; try b",
+        ),
         (f'name = "x"\n{TARGET}lanes.target.device = []', "lanes.target.device: is an empty list; try cpu"),
         (f'name = "x"\n{TARGET}lanes.target.share = {{}}', "lanes.target.share: its GPU has no MPS"),
         (
@@ -93,6 +96,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
         read(tmp_path / "nowhere.toml")
 
 
+def test_a_gpu_may_be_named_by_its_number_where_it_is_used():
+    made = parse(f'name = "x"\n{TARGET}lanes.speculator.device = "gpu:1"\n')
+    ((name, select, mps),) = [(gpu.name, gpu.select, gpu.mps) for gpu in made.gpus]
+    assert (name, select, mps) == ("gpu:1", 1, None)
+
+
 def test_options_are_words_of_a_command_line():
     options = {
         "threads": 2,
@@ -122,6 +131,12 @@ def test_a_commands_own_refusal_is_told_before_it_runs(words, says):
         config_of("targets.main.options", words)
     assert str(refusal.value).startswith("targets.main.options: ")
     assert says in str(refusal.value)
+
+
+def test_a_speculators_options_are_checked_too():
+    check_words("x", "speculator", ["--bind=ipc:///x", "--clients=2"])
+    with pytest.raises(InvalidConfig, match=r"^x: No such option: --port"):
+        check_words("x", "speculator", ["--port=8000"])
 
 
 def test_a_commands_config_is_known_without_running_it():

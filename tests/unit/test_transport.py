@@ -328,11 +328,11 @@ def test_rows_are_kept_by_keeping_their_slots():
     kept = KeptRows()
     parts = [in_arena("t/0", position) for position in range(12)]
     leases.published([part.at.ref for part in parts], 0.0)
-    kept.add(parts, 8, leases)
+    kept.add(parts, HEAD, leases)
     assert [ref.slot for ref in leases.take_released("t")] == [0, 1, 2, 3]
-    kept.add([HiddenRows(12, 1, b"xy")], 8, leases)  # inline, since there was no room
+    kept.add([HiddenRows(12, 1, b"xy")], HEAD, leases)  # inline, since there was no room
     assert [ref.slot for ref in leases.take_released("t")] == [4]
-    kept.add([HiddenRows(20, 1, b"xy")], 8, leases)  # behind a gap
+    kept.add([HiddenRows(20, 1, b"xy")], HEAD, leases)  # behind a gap
     assert [ref.slot for ref in leases.take_released("t")] == [5, 6, 7, 8, 9, 10, 11]
 
 
@@ -340,11 +340,11 @@ def test_rows_in_memory_that_is_gone_are_asked_for_again():
     leases = Transport(TransportPolicy(), lambda lane, order: None, 10.0).leases
     leases.opened("t/0")
     asked = request(list(range(20)))
-    asked.rows.add([in_arena("t/0", 10), in_arena("t/0", 11)], 8, leases)
-    asked.rows.forget_lost(leases)
+    asked.rows.add([in_arena("t/0", 10), in_arena("t/0", 11)], HEAD, leases)
+    asked.rows.fit(HEAD, leases)
     assert asked.rows.end == 12
     leases.gone("t/0")
-    asked.rows.forget_lost(leases)
+    asked.rows.fit(HEAD, leases)
     assert asked.rows.end == 0
 
 

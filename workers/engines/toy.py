@@ -70,6 +70,11 @@ class ToyModel:
         preferred = state >> _STATE_BITS
         return preferred - 1 if preferred else state % self.size
 
+    def likeliest(self, state: int) -> list[int]:
+        """The tokens that stand out, the most probable first."""
+        preferred = state >> _STATE_BITS
+        return [*([preferred - 1] if preferred else []), (state & _MASK64) % self.size]
+
     def logits(self, state: int) -> list[float]:
         """Logits [vocabulary], each exact in float32, so that a sampler on tensors can be given the same."""
         preferred, state = state >> _STATE_BITS, state & _MASK64

@@ -8,8 +8,6 @@ Where guesses are to be drawn, all of this is decided before the head's token is
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,15 +16,17 @@ import torch
 from ipc import vocabulary
 from workers.device import open_device
 from workers.footprint import Footprint, KvNeed
-from workers.pure_sampler import GREEDY_BELOW
 from workers.sampler import Sampler
 from workers.speculator import never
+from workers.speculators import lookup
 from workers.speculators.calibration import Calibration
-from workers.speculators.head import Context, Entry, Head
+from workers.speculators.chain import Chain, Held, Trail
+from workers.speculators.head import Entry, Head
 from workers.speculators.history import TOKEN_BYTES
-from workers.speculators.lookup import Lookup, first_estimate
+from workers.speculators.lookup import Lookup
+from workers.speculators.opinion import first_estimate, opinion
 from workers.speculators.prior import Prior
-from workers.speculators.proposals import NOT_DRAWN, Draft, Judge, Proposal
+from workers.speculators.proposals import NOT_DRAWN, Judge, Proposal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -34,121 +34,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ipc.messages import LaneSpec, MemoryProfile, Vocabulary
-    from workers.engines.engine import Draw
+    from workers.q_row import DrawnFrom
     from workers.sequence import LaneSequence
     from workers.speculator import Ask
-    from workers.speculators.lookup import Path as LookupPath
 
-SURE = 0.85
-"""A lookup that is right so often needs no second opinion."""
 _BRANCHES = 1 << 20
-HEAD_REACH = 0.08
-"""The head is not asked where the target gets to with a smaller probability: a step of it costs about a tenth
-of a target step, and a token is worth about half of one."""
 
 
-class HeadGuess(NamedTuple):
-    """Kind of a head's guess: its place in the draft, its probability in tenths, how the target samples.
-
-    Of a guess that is drawn only if it is taken, the probability is that of the likeliest token.
-    """
+class DrawnGuess(NamedTuple):
+    """Kind of a head's guess that is drawn only if it is taken: its place in the draft, the probability of
+    the likeliest token in tenths."""
 
     step: int
     tenths: int
-    greedy: bool
-    drawn: bool = False
-
-
-@dataclass(slots=True)
-class _Held:
-    """What the head holds of a sequence: `row` [hidden] is the latest that came from the target, of the token
-    at `end` - 1; the rows before it are in the context."""
-
-    context: Context
-    row: Tensor | None = None
-    end: int = 0
-
-
-@dataclass(slots=True)
-class _Trail:
-    """A draft after `start` tokens, for branches to leave it at any place: the row that each token was
-    guessed from, None where the head was not asked, and where the context ended then."""
-
-    start: int
-    tokens: list[int]
-    rows: list[Tensor | None]
-    ends: list[int]
-    context: Context
-
-    def leave(self, start: int, stood: Sequence[int]) -> _Held:
-        """What the head holds after the first tokens of the draft and another one."""
-        place = len(stood)
-        if start != self.start or self.tokens[:place] != list(stood) or place >= len(self.rows):
-            return _Held(self.context.fork(0))
-        return _Held(self.context.fork(self.ends[place]), self.rows[place], start + place)
-
-
-class _Chain:
-    """One sequence's draft while it grows. `row` and `token` are what the head's next step starts from."""
-
-    def __init__(self, ask: Ask, held: _Held, path: LookupPath | None) -> None:
-        tokens = ask.sequence.tokens
-        self.sequence = ask.sequence
-        self.draft = Draft(ask.k)
-        self.drawn_from = ask.drawn_from
-        self.path = path
-        self.context = held.context
-        # The row of the last token but one and the last token: the target has not run that one yet.
-        self.row = held.row if held.end == len(tokens) - 1 else None
-        self.token = tokens[-1]
-        self.ended = ask.k == 0
-        self._rows: list[Tensor | None] = []
-        self._ends: list[int] = []
-
-    @property
-    def trail(self) -> _Trail:
-        start = len(self.sequence.tokens)
-        return _Trail(start, self.draft.tokens, self._rows, self._ends, self.context)
-
-    def ask_lookup(self) -> list[Proposal]:
-        return self.path.proposals() if self.path is not None else []
-
-    def wants_head(self, proposals: list[Proposal]) -> bool:
-        sure = any(proposal.expected >= SURE for proposal in proposals)
-        return self.row is not None and not sure and self.draft.reach >= HEAD_REACH
-
-    def go(self, proposals: list[Proposal], row: Tensor | None) -> None:
-        """Take the best; `row` is what the head goes on from, if it was asked."""
-        self.row = row
-        self._rows.append(row)
-        self._ends.append(self.context.end)
-        token = self.draft.add(proposals, self._settle)
-        self.ended = token is None or self.draft.full
-        if token is not None:
-            self.token = token
-            if self.path is not None:
-                self.path.go(token)
-
-    def _settle(self, proposal: Proposal) -> Proposal:
-        """Draw the token of what is taken, if it was not looked up; and say so."""
-        if self.drawn_from is None:
-            return proposal
-        if proposal.q is None:
-            self.drawn_from.look_up()
-            return proposal
-        token = self.drawn_from.draw(proposal.q, self.sequence, len(self.draft.tokens))
-        return proposal._replace(token=token)
-
-    @property
-    def entry(self) -> Entry:
-        """The head's next step. Only for those that want it."""
-        assert self.row is not None, "the head has nothing to start from"
-        position = len(self.sequence.tokens) - 2 + len(self.draft.tokens)
-        return Entry(self.row, self.token, position, self.context)
-
-    @property
-    def draw(self) -> Draw:
-        return self.sequence.draws(self.draft.tokens, rows=1)[0]
 
 
 class CascadeSpeculator:
@@ -179,8 +77,8 @@ class CascadeSpeculator:
         if spec.engine == "cascade":
             prior = Prior(Path(spec.prior)) if spec.prior else None
             self._lookup = Lookup(spec.max_model_len, prior, calibration)
-        self._held: dict[int, _Held] = {}
-        self._trails: dict[int, _Trail] = {}
+        self._held: dict[int, Held] = {}
+        self._trails: dict[int, Trail] = {}
         # A context has a fixed size, whatever the length of its sequence.
         per_token = -(-self._head.context().nbytes // spec.max_model_len)
         per_token += TOKEN_BYTES if self._lookup is not None else 0
@@ -238,7 +136,7 @@ class CascadeSpeculator:
     # ------------------------------------------------------------ Speculator
 
     def open(self, sequence: LaneSequence) -> None:
-        self._held[sequence.seq] = _Held(self._head.context())
+        self._held[sequence.seq] = Held(self._head.context())
         if self._lookup is not None:
             self._lookup.open(sequence)
 
@@ -253,7 +151,7 @@ class CascadeSpeculator:
         start = len(sequence.tokens)
         trail = self._trails.get(sequence.seq)
         self._held[branch.seq] = (
-            trail.leave(start, branch.tokens[start:-1]) if trail else _Held(self._head.context())
+            trail.leave(start, branch.tokens[start:-1]) if trail else Held(self._head.context())
         )
         if self._lookup is not None:
             self._lookup.fork(sequence, branch)
@@ -295,14 +193,14 @@ class CascadeSpeculator:
             self._trails[chain.sequence.seq] = chain.trail
         return [chain.draft.tokens for chain in chains]
 
-    def _begin(self, ask: Ask) -> _Chain:
+    def _begin(self, ask: Ask) -> Chain:
         sequence = ask.sequence
         held = self._held[sequence.seq]
         held.context.drop_drafts()
         path = self._lookup.path(sequence) if self._lookup is not None else None
-        return _Chain(ask, held, path)
+        return Chain(ask, held, path)
 
-    def _absorb(self, sequence: LaneSequence, held: _Held, start: int, rows: Tensor) -> None:
+    def _absorb(self, sequence: LaneSequence, held: Held, start: int, rows: Tensor) -> None:
         """Take in rows of positions from `start` on; the last waits for the token that follows it."""
         if held.row is not None and held.end == start:
             rows, start = torch.cat((held.row[None], rows)), start - 1
@@ -313,49 +211,53 @@ class CascadeSpeculator:
         held.context.keep()
         held.row, held.end = rows[-1], start + len(rows)
 
-    def _grow(self, chains: Sequence[_Chain]) -> None:
+    def _grow(self, chains: Sequence[Chain]) -> None:
         """One more token for each; the head runs once for all that want it."""
-        proposals = [chain.ask_lookup() for chain in chains]
-        asked = [i for i, chain in enumerate(chains) if chain.wants_head(proposals[i])]
+        lookups = [chain.ask_lookup() for chain in chains]
+        asked = [i for i, chain in enumerate(chains) if chain.wants_head(lookups[i])]
         rows: dict[int, Tensor] = {}
+        judged: dict[int, list[Proposal]] = {}
         if asked:
             next_rows, logits = self._head.step([chains[i].entry for i in asked])
-            guesses = self._guesses(logits, [chains[i] for i in asked])
-            for i, row, guess in zip(asked, next_rows, guesses, strict=True):
-                rows[i] = row
-                proposals[i] += guess
+            rows = dict(zip(asked, next_rows, strict=True))
+            full = torch.full((len(logits), self._vocabulary.size), float("-inf"), device=logits.device)
+            full[:, self._head.tokens] = logits
+            for i, narrow, row in zip(asked, logits, full, strict=True):
+                try:
+                    judged[i] = self._judged(chains[i], lookups[i], narrow, row)
+                except FloatingPointError:  # the rows were no numbers: whoever made them has to say so
+                    continue
         for i, chain in enumerate(chains):
-            chain.go(proposals[i], rows.get(i))
+            # What is judged by the head's opinion still teaches what such lookups are worth by themselves.
+            aside = [guess for guess in lookups[i] if i in judged and guess not in judged[i]]
+            chain.go(judged.get(i, lookups[i]), rows.get(i), aside)
 
-    def _guesses(self, logits: Tensor, chains: Sequence[_Chain]) -> list[list[Proposal]]:
-        """What the target would sample if it had the head's logits: a proposal for each, or none."""
-        full = torch.full((len(logits), self._vocabulary.size), float("-inf"), device=logits.device)
-        full[:, self._head.tokens] = logits
-        totals = logits.logsumexp(dim=1)
-        guesses: list[list[Proposal]] = []
-        for row, total, chain in zip(full, totals, chains, strict=True):
-            try:
-                guesses.append([self._guess(row, float(total), chain)])
-            except FloatingPointError:  # the rows were no numbers: whoever made them has to say so
-                guesses.append([])
-        return guesses
+    def _judged(self, chain: Chain, lookups: list[Proposal], logits: Tensor, row: Tensor) -> list[Proposal]:
+        """The head's guess beside the lookups'. `row`: `logits` at their places in the whole vocabulary.
 
-    def _guess(self, row: Tensor, total: float, chain: _Chain) -> Proposal:
-        """`total`: logarithm of the row's mass."""
-        step = min(2, len(chain.draft.tokens))
+        A guess that is not drawn yet follows from what the target would sample if it had the head's logits;
+        the lookups are then seen in its light.
+        """
         if chain.drawn_from is not None:
-            q = chain.drawn_from.q(self._sampler.distribution(row, chain.draw))
-            kind = HeadGuess(step, min(9, int(10 * q.best)), greedy=False, drawn=True)
-            return Proposal(NOT_DRAWN, self._calibration.expected(kind), kind, q)
-        (sample,) = self._sampler.sample(row[None], [chain.draw])
-        tenths = int(10 * math.exp(float(row[sample.token]) - total))
-        greedy = chain.sequence.sampling.temperature < GREEDY_BELOW
-        kind = HeadGuess(step, min(9, tenths), greedy)
-        return Proposal(sample.token, self._calibration.expected(kind), kind)
+            return [*lookups, self._undrawn(chain, chain.drawn_from, row)]
+        expected, draw = self._calibration.expected, chain.draw
+        (sample,) = self._sampler.sample(row[None], [draw])
+        said = opinion(logits, self._head.tokens, sample.token, draw)
+        kind = said.kind(len(chain.draft.tokens), beside_lookups=bool(lookups))
+        proposals = [Proposal(said.token, expected(kind), kind)]
+        for guess in lookups:
+            seconded = said.of(guess)
+            proposals.append(Proposal(guess.token, expected(seconded), seconded))
+        return proposals
+
+    def _undrawn(self, chain: Chain, drawn_from: DrawnFrom, row: Tensor) -> Proposal:
+        q = drawn_from.q(self._sampler.distribution(row, chain.draw))
+        kind = DrawnGuess(min(2, len(chain.draft.tokens)), min(9, int(10 * q.best)))
+        return Proposal(NOT_DRAWN, self._calibration.expected(kind), kind, q)
 
 
 def _first_estimate(kind: Hashable) -> float:
-    """A head is about as often right as it says, as long as it sees the target's rows."""
-    if isinstance(kind, HeadGuess):
+    """A drawn guess is about as often right as the head says, as long as it sees the target's rows."""
+    if isinstance(kind, DrawnGuess):
         return (kind.tenths + 0.5) / 10 * (1.0, 0.85, 0.75)[kind.step]
-    return first_estimate(kind)
+    return lookup.first_estimate(kind) if isinstance(kind, lookup.Kind) else first_estimate(kind)

@@ -6,6 +6,7 @@ taken.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from workers.pure_sampler import GREEDY_BELOW
@@ -101,7 +102,15 @@ def _kind(source: str, guess: Guess, greedy: bool) -> Kind:
     return Kind(source, min(guess.length, 8), min(guess.votes, 3), agreed, greedy)
 
 
+_BIAS = {"own": -3.4, "shared": -4.1, "prior": -2.6}
+_PER_LENGTH = {"own": 0.31, "shared": 0.31, "prior": 0.45}
+_PER_AGREED = {"own": 0.32, "shared": 0.32, "prior": 0.13}
+
+
 def first_estimate(kind: Hashable) -> float:
-    """A rough share of right guesses, until there are better figures."""
+    """The share of right guesses, until there are better figures: a logistic fit to those in answers of
+    SmolLM2 to 80 questions, half of them greedy."""
     assert isinstance(kind, Kind)
-    return min(0.9, 0.08 + 0.07 * kind.length + 0.05 * kind.votes) * (kind.agreed + 1) / 9
+    per_agreed = _PER_AGREED[kind.source] + 0.08 * kind.greedy
+    logit = _BIAS[kind.source] + _PER_LENGTH[kind.source] * kind.length + per_agreed * kind.agreed
+    return 1 / (1 + math.exp(-logit - 0.09 * kind.votes))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from workers.q_row import Q
     from workers.sequence import LaneSequence
@@ -48,6 +48,7 @@ class Draft:
         self.expected: list[float] = []
         self.reach = 1.0
         self.steps: list[list[Proposal]] = []
+        self.aside: list[Sequence[Proposal]] = []
         self._k = k
 
     @property
@@ -64,11 +65,15 @@ class Draft:
         return found
 
     def add(
-        self, proposals: list[Proposal], settle: Callable[[Proposal], Proposal] | None = None
+        self,
+        proposals: list[Proposal],
+        settle: Callable[[Proposal], Proposal] | None = None,
+        aside: Sequence[Proposal] = (),
     ) -> int | None:
         """Take the best of what was proposed; the token, or None if the draft ends here.
 
-        `settle`: what becomes of the one that is taken; its token may have to be drawn.
+        `settle`: what becomes of the one that is taken; its token may have to be drawn. `aside`: not for
+        choice, but judged as well.
         """
         chosen = best(proposals)
         if chosen is None or self.reach * chosen.expected < LEAST_REACH:
@@ -79,6 +84,7 @@ class Draft:
             chosen = taken
         self.reach *= chosen.expected
         self.steps.append(proposals)
+        self.aside.append(aside)
         self.tokens.append(chosen.token)
         self.expected.append(chosen.expected)
         return chosen.token
@@ -100,10 +106,10 @@ class Judge:
         if draft is None or len(sequence.tokens) <= start:
             return
         del self._drafts[sequence.seq]
-        for proposals, drafted, token in zip(
-            draft.steps, draft.tokens, sequence.tokens[start:], strict=False
+        for proposals, aside, drafted, token in zip(
+            draft.steps, draft.aside, draft.tokens, sequence.tokens[start:], strict=False
         ):
-            for proposal in proposals:
+            for proposal in (*proposals, *aside):
                 if proposal.token != NOT_DRAWN:
                     self._calibration.note(proposal.kind, proposal.token == token)
             if drafted != token:

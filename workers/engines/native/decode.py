@@ -119,7 +119,9 @@ class Decode:
         step = self._step(shape).within(room.attending)
         table, ids = self._inputs.rotations[:rows], self._inputs.ids[:rows]
         hidden = self._model.run(ids, table, self._attention, step, scratch=room.layers)
-        self._inputs.logits[:rows].copy_(self._model.logits(hidden))
+        logits = self._model.logits(hidden)
+        if len(logits):  # only the first rank has any
+            self._inputs.logits[:rows].copy_(logits)
 
     def _keep(self, most: Shape) -> Inputs:
         config, rows = self._config, most.batch * most.rows

@@ -14,17 +14,15 @@ import torch.nn.functional as F
 
 from ipc.messages import LAST_NORM
 from workers import scratch
-from workers.attention import PLAIN, PagedAttention, blocked, fused, largest_need
+from workers.attention import PagedAttention, largest_need
 from workers.blocks import BLOCK
+from workers.engines.engine import Sample
 from workers.engines.native.config import read_config
 from workers.engines.native.decode import Decode
-from workers.engines.native.model import Model
-from workers.engines.native.weights import Checkpoint, Types, Weights
+from workers.engines.native.loading import Wanted, load
 from workers.engines.paged import UBATCH, Form, PagedEngine
 from workers.graphs import Shape
-from workers.linear import EXACT, NARROW, ONE_BY_ONE, ROWS, WIDE_ROWS, choose, every_count, narrow, plain
-from workers.scratch import Widths
-from workers.tiling_proof import prove_tiling
+from workers.linear import ONE_BY_ONE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,17 +30,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ipc.messages import LaneSpec
-    from workers.attention import Kernel, Tiling
-    from workers.engines.engine import Window
+    from workers.engines.engine import Draw, Score, Window
     from workers.engines.native.config import ModelConfig
+    from workers.engines.native.loading import LoadedModel
     from workers.engines.paged import Pass
     from workers.engines.tap import Tap
+    from workers.group import Group
     from workers.kv import PagedKV
-    from workers.linear import MakeLinear, RowBuckets
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_WIDE = 8192
-_DEVICE_PASS_TOKENS = 512
 _PRECISION = "native engine: on this CPU the dtype is that of the weights; everything is computed in float32"
 _NOT_INVARIANT = (
     "native engine: the last bits of a logit depend on what else is in the batch, so where two tokens are "
@@ -58,12 +54,12 @@ class NativeEngine(PagedEngine):
     that up, to measure what it costs. On other devices there is no such promise.
     """
 
-    def __init__(self, spec: LaneSpec, *, invariant: bool = True) -> None:
+    def __init__(self, spec: LaneSpec, group: Group | None = None, *, invariant: bool = True) -> None:
+        """`group`: the ranks that share the model, if this is one of several."""
         self._invariant = invariant
+        self._group = group
         self._tap: Tap | None = None
         self._decode: Decode | None = None
-        self._widths: Widths
-        self._kernel: Kernel
         super().__init__(spec)
 
     @property
@@ -72,13 +68,6 @@ class NativeEngine(PagedEngine):
 
     @torch.inference_mode()
     def set_up_attention(self) -> None:
-        self._tiling = PLAIN
-        if self._invariant and self._device.type == "cpu":
-            self._tiling = self._prove_tiling()
-            self._notes.append(_exactness(self._rows, self._head_rows, self._tiling))
-        else:
-            self._notes.append(_NOT_INVARIANT)
-        self._widths = self._widths._replace(scores=self._kernel is not fused)
         form, config = self._form, self._config
         heads = config.query_heads, config.kv_heads
         worst = largest_need(self._tiling, heads, form.pass_tokens, form.max_model_len)
@@ -92,63 +81,19 @@ class NativeEngine(PagedEngine):
             )
 
     def _load(self) -> Form:
+        exact = self._invariant and self._device.type == "cpu"
         directory = Path(self._spec.model)
-        config = self._config = read_config(directory)
-        max_model_len = _max_model_len(self._spec.max_model_len, config)
-        dtype = _DTYPES[self._spec.dtype]
-        checkpoint = Checkpoint(directory)
-        weights = Weights(checkpoint, config, Types(dtype, self._device))
-        head = weights.head()
-        make, self._rows = self._choose(weights.samples(), ROWS)
-        on_cpu = self._device.type == "cpu"
-        self._dtype = torch.float32 if on_cpu and make is not narrow else dtype
-        stream = torch.float32 if on_cpu else dtype
-        wide = WIDE_ROWS if config.vocab_size > _WIDE else ROWS
-        make_head, self._head_rows = self._choose([head], wide)
-        self._model = Model(
-            config,
-            weights.embedding(),
-            [weights.layer(index, make) for index in range(config.layers)],
-            weights.final_norm(),
-            make_head(head, None),
-            stream,
-        )
-        checkpoint.check_all_taken()
-        if on_cpu and self._dtype == torch.float32:
+        max_model_len = _max_model_len(self._spec.max_model_len, read_config(directory))
+        wanted = Wanted(_DTYPES[self._spec.dtype], self._device, exact, self._group)
+        loaded = load(directory, wanted)
+        self._model, self._config, self._widths, attending, self._rows, self._head_rows, notes = loaded
+        self._tiling, self._kernel = attending.tiling, attending.kernel
+        if self._device.type == "cpu" and self._widths.dtype == torch.float32:
             self._notes.append(_PRECISION)
-        self._widths = Widths(
-            hidden=config.hidden_size,
-            inner=config.intermediate_size,
-            query_heads=config.query_heads,
-            rotated=config.query_heads + config.kv_heads,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            head_norm=config.query_key_norm,
-            stream=stream,
-            dtype=self._dtype,
-            attending=self._dtype,
-            kv_dtype=self._dtype,
-        )
-        self._kernel = fused if on_cpu and self._dtype == torch.bfloat16 else blocked
-        kv = config.layers, config.kv_heads, config.head_dim, self._dtype
-        return Form(max_model_len, self._rows.largest, *kv)
-
-    def _choose(self, samples: list[Tensor], candidates: Sequence[int]) -> tuple[MakeLinear, RowBuckets]:
-        if self._device.type != "cpu":
-            return plain, every_count(_DEVICE_PASS_TOKENS)
-        make, buckets = choose(samples, candidates, NARROW if self._spec.dtype == "bf16" else EXACT)
-        return make, buckets if self._invariant else every_count(candidates[-1])
-
-    def _prove_tiling(self) -> Tiling:
-        """In the lane's arithmetic if rows come out alike in that, else in float32."""
+        self._notes += [*notes, _exactness(loaded) if exact else _NOT_INVARIANT]
         config = self._config
-        shape = (config.kv_heads, config.query_heads, config.head_dim)
-        if self._kernel is fused:
-            tiling = prove_tiling(*shape, self._dtype, self._device, fused, (0,))
-            if not tiling.alone:
-                return tiling
-            self._kernel, self._widths = blocked, self._widths._replace(attending=torch.float32)
-        return prove_tiling(*shape, self._widths.attending, self._device)
+        kv = config.layers, config.kv_heads, config.head_dim, self._widths.kv_dtype
+        return Form(max_model_len, self._rows.largest, *kv)
 
     def _run_worst(self) -> None:
         """One layer takes as much memory as all, one after the other."""
@@ -188,6 +133,18 @@ class NativeEngine(PagedEngine):
         """See Engine and Tapped."""
         self._tap = tap
         return super().forward(windows)
+
+    def sample(self, rows: Tensor, draws: Sequence[Draw]) -> list[Sample]:
+        """See Engine; a rank that is not the first has no rows, and what it says of them means nothing."""
+        return super().sample(rows, draws) if self._speaks else [Sample(0)] * len(draws)
+
+    def scores(self, rows: Tensor, tokens: Sequence[int], alternatives: int) -> list[Score]:
+        """As `sample`."""
+        return super().scores(rows, tokens, alternatives) if self._speaks else []
+
+    @property
+    def _speaks(self) -> bool:
+        return self._group is None or self._group.rank == 0
 
     def _run(self, part: Pass) -> Tensor:
         """Hidden rows [len(part.wanted), hidden]."""
@@ -239,14 +196,14 @@ def _max_model_len(wanted: int, config: ModelConfig) -> int:
     return wanted or config.context
 
 
-def _exactness(rows: RowBuckets, head_rows: RowBuckets, tiling: Tiling) -> str:
+def _exactness(loaded: LoadedModel) -> str:
     """What the proof at load found, for the user."""
     slow = [
         name
         for name, failed in (
-            ("layers", rows == ONE_BY_ONE),
-            ("output", head_rows == ONE_BY_ONE),
-            ("attention", tiling.alone),
+            ("layers", loaded.rows == ONE_BY_ONE),
+            ("output", loaded.head_rows == ONE_BY_ONE),
+            ("attention", loaded.attending.tiling.alone),
         )
         if failed
     ]
@@ -255,4 +212,4 @@ def _exactness(rows: RowBuckets, head_rows: RowBuckets, tiling: Tiling) -> str:
             f"native engine: batch-invariant, but this CPU's {' and '.join(slow)} had to be run row by row, "
             f"which is slow"
         )
-    return f"native engine: batch-invariant, proved for up to {rows.largest} rows a pass"
+    return f"native engine: batch-invariant, proved for up to {loaded.rows.largest} rows a pass"

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from workers.scratch import Layers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
     from torch import Tensor
@@ -83,12 +83,16 @@ def gated(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 class Model:
-    """Weights put in order. `dtype`: of the rows that layers add to; linear layers return their own type."""
+    """Weights put in order. `dtype`: of the rows that layers add to; linear layers return their own type.
+
+    Of a rank that has some of the heads, `config` is that of these; `embedding` [n] → [n, hidden] and the
+    layers give whole rows nevertheless (see `workers.engines.native.together`).
+    """
 
     def __init__(
         self,
         config: ModelConfig,
-        embedding: Tensor,
+        embedding: Callable[[Tensor], Tensor],
         layers: Sequence[Layer],
         norm: Norm,
         head: Linear,
@@ -149,7 +153,7 @@ class Model:
         return x
 
     def _embed(self, ids: Tensor, out: Tensor | None) -> Tensor:
-        rows = F.embedding(ids, self._embedding)
+        rows = self._embedding(ids)
         return rows.to(self._dtype) if out is None else out.copy_(rows)
 
     def normed(self, hidden: Tensor) -> Tensor:
@@ -157,5 +161,5 @@ class Model:
         return rms_norm(hidden, self._norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden rows [n, hidden] → float32 [n, vocabulary]."""
+        """Hidden rows [n, hidden] → float32 [n, vocabulary]; none on a rank that is not the first."""
         return self._head(rms_norm(hidden, self._norm)).float()

@@ -1,0 +1,162 @@
+"""What speculation costs and brings on this machine, as measured: the figures that a setting is chosen by.
+Pure.
+
+Times in seconds, for so many sequences at once. Everything fades, so that what changes is noticed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+_FADE = 0.97
+"""What an observation counts for once the next one of its kind has come."""
+_POSITIONS_FADE = 0.97
+_START_ACCEPTANCE = 0.6
+_START_HIT = {0: 0.0, 1: 0.3}
+_START_HIT_MANY = 0.6
+
+
+class Outcome(NamedTuple):
+    """Of one sequence's draft: its length, and how much of it stood."""
+
+    drafted: int
+    accepted: int
+
+
+class Line:
+    """y = a + b x through observations by least squares; of a single x, a constant."""
+
+    def __init__(self, fade: float = _FADE) -> None:
+        self._fade = fade
+        self._n = self._x = self._y = self._xx = self._xy = 0.0
+
+    @property
+    def known(self) -> bool:
+        return self._n > 0
+
+    def note(self, x: float, y: float) -> None:
+        fade = self._fade
+        self._n, self._x, self._y = fade * self._n + 1, fade * self._x + x, fade * self._y + y
+        self._xx, self._xy = fade * self._xx + x * x, fade * self._xy + x * y
+
+    def at(self, x: float) -> float:
+        """Never falls with x, and never below zero: what else comes out is noise."""
+        mean_x, mean_y = self._x / self._n, self._y / self._n
+        spread = self._xx / self._n - mean_x * mean_x
+        slope = 0.0
+        if spread > 1e-9 * max(1.0, mean_x * mean_x):
+            slope = max(0.0, (self._xy / self._n - mean_x * mean_y) / spread)
+        return max(0.0, mean_y + slope * (x - mean_x))
+
+
+class Mean:
+    def __init__(self, start: float | None = None, fade: float = _FADE) -> None:
+        self._fade = fade
+        self._weight = 0.0 if start is None else 1.0
+        self._sum = start or 0.0
+
+    @property
+    def known(self) -> bool:
+        return self._weight > 0
+
+    @property
+    def value(self) -> float:
+        return self._sum / self._weight
+
+    def note(self, value: float, weight: float = 1.0) -> None:
+        self._weight = self._weight * self._fade + weight
+        self._sum = self._sum * self._fade + value * weight
+
+
+class Costs:
+    def __init__(self) -> None:
+        self._verify: dict[int, Line] = {}
+        self._draft: dict[int, Mean] = {}
+        self._hit: dict[int, Mean] = {}
+        self._right: list[Mean] = []
+        self._rest = Mean(0.0)
+
+    # ------------------------------------------------------------ observations
+
+    def verified(self, sequences: int, rows: int, seconds: float) -> None:
+        """The target ran so many rows of logits of so many sequences."""
+        self._verify.setdefault(size_class(sequences), Line()).note(rows, seconds)
+
+    def drafted(self, sequences: int, steps: int, seconds: float) -> None:
+        """The speculator took so many steps for so many sequences."""
+        self._draft.setdefault(size_class(sequences), Mean()).note(seconds / steps, steps)
+
+    def judged(self, outcome: Outcome) -> None:
+        for place in range(min(outcome.accepted + 1, outcome.drafted)):
+            while len(self._right) <= place:
+                start = self._right[-1].value if self._right else _START_ACCEPTANCE
+                self._right.append(Mean(start, _POSITIONS_FADE))
+            self._right[place].note(float(place < outcome.accepted))
+
+    def guessed(self, hypotheses: int, *, hits: int, misses: int) -> None:
+        """So many verdicts were among those guessed, and so many were not."""
+        self._hit_of(hypotheses).note(hits / (hits + misses), hits + misses)
+
+    def rest(self, seconds: float) -> None:
+        """Of a round, what neither lane computed."""
+        self._rest.note(seconds)
+
+    # ------------------------------------------------------------ figures
+
+    @property
+    def known(self) -> bool:
+        """Whether both lanes have been measured."""
+        return bool(self._verify) and bool(self._draft)
+
+    @property
+    def draft_known(self) -> bool:
+        return bool(self._draft)
+
+    @property
+    def between(self) -> float:
+        """Seconds of a round that neither lane computes."""
+        return self._rest.value
+
+    def verify(self, sequences: int, rows: int) -> float:
+        line = _nearest(self._verify, size_class(sequences))
+        return line.at(rows)
+
+    def draft_step(self, sequences: int) -> float:
+        return _nearest(self._draft, size_class(sequences)).value
+
+    def hit(self, hypotheses: int) -> float:
+        return self._hit_of(hypotheses).value if hypotheses else 0.0
+
+    def acceptance(self, place: int) -> float:
+        """How likely a guess at this place is right if all before it are."""
+        if not self._right:
+            return _START_ACCEPTANCE
+        return self._right[min(place, len(self._right) - 1)].value
+
+    def tokens(self, k: int) -> float:
+        """Expected tokens of a verification of a draft of k: accepted ones, and the target's own.
+
+        1 + a₁ + a₁a₂ + …, with the acceptance a by place (arXiv 2211.17192, equation 1, for one a).
+        """
+        total = reach = 1.0
+        for place in range(k):
+            reach *= self.acceptance(place)
+            total += reach
+        return total
+
+    def _hit_of(self, hypotheses: int) -> Mean:
+        many = min(hypotheses, 2)
+        if many not in self._hit:
+            self._hit[many] = Mean(_START_HIT.get(many, _START_HIT_MANY))
+        return self._hit[many]
+
+
+def size_class(sequences: int) -> int:
+    """Numbers of sequences that cost about alike: powers of two, rounded up."""
+    return max(0, sequences - 1).bit_length()
+
+
+def _nearest(table: dict[int, T], size: int) -> T:
+    return table[min(table, key=lambda known: (abs(known - size), known))]

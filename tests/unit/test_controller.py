@@ -1,0 +1,178 @@
+"""The controller in a world of known costs and acceptance: what it settles on, and what it never does."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+
+from executor.controller import OFF, Controller, Round
+from executor.costs import Costs, Line, Outcome, size_class
+from executor.setting import Setting
+
+
+@dataclass
+class World:
+    """Seconds: of a verification `fixed` + rows · `row`; of a draft step `step`. `right`: acceptance."""
+
+    fixed: float = 0.010
+    row: float = 0.0001
+    step: float = 0.001
+    right: float = 0.8
+    hit: float = 0.6
+    between: float = 0.0005
+    contention: float = 1.0
+
+    def seconds(self, setting: Setting, sequences: int, hit: bool) -> float:
+        if setting.k == 0:
+            return self.fixed + self.row * sequences + self.between
+        verify = self.fixed + self.row * sequences * (setting.k + 1) + self.between
+        draft = setting.k * self.step + self.between
+        if setting.hypotheses:
+            verify *= self.contention
+        return verify + (0.0 if hit else draft)
+
+    def best(self, settings: list[Setting], sequences: int) -> float:
+        """Tokens per second of the best fixed setting."""
+        rates = []
+        for setting in settings:
+            expected = sum(self.right**i for i in range(setting.k + 1))
+            chance = self.hit**sequences if setting.hypotheses else 0.0
+            hit, miss = (self.seconds(setting, sequences, known) for known in (True, False))
+            rates.append(sequences * expected / (chance * hit + (1 - chance) * miss))
+        return max(rates)
+
+
+class Run:
+    def __init__(self, controller: Controller, world: World, sequences: int, seed: int = 0) -> None:
+        self.controller, self.world, self.sequences = controller, world, sequences
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.trace: list[tuple[float, int, Setting]] = []
+
+    def until(self, end: float) -> Run:
+        while self.now < end:
+            self.round()
+        return self
+
+    def round(self) -> None:
+        world, sequences = self.world, self.sequences
+        setting = self.controller.setting(sequences, self.now)
+        outcomes = []
+        for _ in range(sequences):
+            accepted = 0
+            while accepted < setting.k and self.random.random() < world.right:
+                accepted += 1
+            outcomes.append(Outcome(setting.k, accepted))
+        hits = sum(self.random.random() < world.hit for _ in range(sequences)) if setting.hypotheses else 0
+        total = world.seconds(setting, sequences, hits == sequences)
+        waits = setting.k > 0 and hits < sequences
+        rows = sequences * (setting.k + 1)
+        verify = world.fixed + world.row * rows
+        self.now += total
+        self.controller.note(
+            Round(
+                setting=setting,
+                running=sequences,
+                outcomes=outcomes,
+                rows=rows,
+                total=total,
+                verify=verify * (world.contention if setting.hypotheses else 1.0),
+                waited=setting.k * world.step if waits else 0.0,
+                draft_steps=setting.k if waits else 0,
+                draft=setting.k * world.step if waits else 0.0,
+                hits=hits,
+                misses=sequences - hits if setting.hypotheses else 0,
+            ),
+            self.now,
+        )
+        self.trace.append((self.now, sum(outcome.accepted + 1 for outcome in outcomes), setting))
+
+    def rate(self, since: float, until: float) -> float:
+        return sum(tokens for at, tokens, _ in self.trace if since <= at < until) / (until - since)
+
+
+def adaptive() -> Controller:
+    return Controller(Setting(7, 8, 1), adapts=True)
+
+
+@pytest.mark.parametrize("sequences", [1, 4, 16])
+@pytest.mark.parametrize(
+    "world",
+    [
+        World(),
+        World(right=0.4),
+        World(step=0.004, hit=0.8),
+        World(row=0.002),
+        World(step=0.004, contention=1.6),
+    ],
+    ids=["usual", "weak", "slow draft", "dear rows", "contention"],
+)
+def test_it_comes_within_a_twentieth_of_the_best_fixed_setting(world, sequences):
+    controller = adaptive()
+    run = Run(controller, world, sequences).until(20.0)
+    candidates = controller._candidates(sequences)
+    assert run.rate(5.0, 20.0) >= 0.95 * world.best(candidates, sequences)
+
+
+@pytest.mark.parametrize("sequences", [1, 8])
+def test_a_useless_speculator_costs_less_than_a_twentieth(sequences):
+    world = World(right=0.0, step=0.002)
+    run = Run(adaptive(), world, sequences).until(20.0)
+    plain = world.best([OFF], sequences)
+    assert run.rate(2.0, 20.0) >= 0.95 * plain
+    for start in range(2, 19):
+        assert run.rate(start, start + 1) >= 0.9 * plain
+    assert run.controller.current == OFF
+
+
+def test_it_settles_again_within_three_seconds():
+    world = World()
+    run = Run(adaptive(), world, 1).until(10.0)
+    assert run.controller.current.k > 0
+    world.right = 0.02
+    run.until(20.0)
+    assert run.rate(13.0, 20.0) >= 0.95 * world.best([OFF], 1)
+    world.right = 0.9
+    run.until(40.0)
+    candidates = run.controller._candidates(1)
+    assert run.rate(23.0, 40.0) >= 0.93 * world.best(candidates, 1)
+
+
+def test_it_does_not_waver():
+    run = Run(adaptive(), World(), 4).until(60.0)
+    settings = [setting for at, _, setting in run.trace if at > 10.0]
+    changes = sum(one != other for one, other in pairwise(settings))
+    assert changes < 0.05 * len(settings)
+    assert run.controller.reason.startswith("promises ")
+
+
+def test_a_fixed_setting_is_kept():
+    controller = Controller(Setting(3, 1), adapts=False)
+    run = Run(controller, World(right=0.0), 2).until(5.0)
+    assert {setting for *_, setting in run.trace} == {Setting(3, 1)}
+    assert controller.reason == "fixed"
+
+
+def test_lines_and_classes():
+    line = Line()
+    line.note(4, 2.0)
+    assert line.at(100) == 2.0  # one place says nothing of a slope
+    line = Line(fade=1.0)
+    for x in (1, 2, 3):
+        line.note(x, 1 + 2 * x)
+    assert line.at(10) == pytest.approx(21)
+    falling = Line(fade=1.0)
+    for x in (1, 2):
+        falling.note(x, 3 - x)
+    assert falling.at(100) == pytest.approx(1.5)
+    assert [size_class(n) for n in (1, 2, 3, 4, 5, 8, 9, 256)] == [0, 1, 2, 2, 3, 3, 4, 8]
+    costs = Costs()
+    assert costs.tokens(0) == 1.0
+    for _ in range(500):
+        costs.judged(Outcome(2, 2))
+    assert costs.tokens(2) == pytest.approx(3.0, abs=0.01)
+    assert str(Setting(3, 1, 2)) == "K=3, N=1, two ubatches"
+    assert str(OFF) == "off"
