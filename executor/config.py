@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from executor import address
 from executor.capacity import MemoryLimits
 from executor.errors import InvalidConfig
+from executor.layout import Layout, layout
 from executor.models import DEFAULT_TARGET
 from executor.placement import Placement, placement
 from executor.restart import RestartPolicy
@@ -138,13 +139,16 @@ class Config:
         their drafts; None is what the target runs in one pass. The guesses least likely right are left out.
     kv_tokens: tokens whose keys and values each lane holds at most; None is as many as can be of use and fit.
     reuse_prefixes: whether a prompt that begins like an earlier one is spared computing that again.
-    threads: threads of each lane's arithmetic on CPUs, which its ranks share; None is all cores that this
-        process may use.
+    threads: threads of each lane's arithmetic on CPUs, which its ranks share; None is the lane's cores: all
+        that this process may use where lanes take turns, else a part of them for each; see executor.layout.
     transport: how tensors go from lane to lane: `cuda_ipc` (between GPUs, without a copy), `memfd` (memory
         that both share), `inline` (within messages); `auto` is the first of these that works. What does not
         work falls back to the next, unless `require_cuda_ipc`.
     keys: directory of this executor's keys, for servers that want some; those of other hosts must.
-    cache_dir: where fetched checkpoints are kept; None is $SPECLANE_CACHE, else the user's cache directory.
+    pin: keep each lane to cores of its own. Several executors on one machine would choose the same.
+    trace: file for a trace of what lanes did when, for chrome://tracing or ui.perfetto.dev; written at the
+    end. cache_dir: where fetched checkpoints are kept; None is $SPECLANE_CACHE, else the user's cache
+    directory.
         Text will do; a leading ~ is the user's home.
     """
 
@@ -177,6 +181,8 @@ class Config:
     transport: TransportName = "auto"
     require_cuda_ipc: bool = False
     keys: Path | None = None
+    pin: bool = False
+    trace: Path | None = None
     cache_dir: Path | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
     recovery: Recovery = field(default_factory=Recovery)
@@ -194,6 +200,8 @@ class Config:
         if self.keys is not None:
             object.__setattr__(self, "keys", local_path("keys", self.keys, "./keys"))
         check_servers("speculator", self.speculator, self.keys)
+        if self.trace is not None:
+            object.__setattr__(self, "trace", local_path("trace", self.trace, "trace.json"))
         if self.cache_dir is not None:
             object.__setattr__(self, "cache_dir", local_path("cache_dir", self.cache_dir, "./models"))
         _one_of("engine", self.engine, get_args(EngineName))
@@ -251,6 +259,7 @@ class Config:
             _whole("memory_budget", self.memory_budget, 1, 1 << 50, str(4 * 10**9))
         if self.kv_tokens is not None:
             _whole("kv_tokens", self.kv_tokens, 1, 1 << 40, "8192")
+        _instance("pin", self.pin, bool, "True")
         _instance("reuse_prefixes", self.reuse_prefixes, bool, "True")
         if self.max_verify_tokens is not None:
             _whole("max_verify_tokens", self.max_verify_tokens, 1, 1 << 20, "64")
@@ -273,7 +282,7 @@ class Config:
     @property
     def placements(self) -> dict[LaneName, Placement]:
         """Where each lane runs."""
-        return {
+        places = {
             lane: placement(
                 lane,
                 _own_device(lane, getattr(self, f"{lane}_device")),
@@ -283,10 +292,21 @@ class Config:
             )
             for lane in get_args(LaneName)
         }
+        if self.pin:
+            for lane, place in places.items():
+                if place.cores is None:
+                    places[lane] = replace(place, cores=frozenset(getattr(self.layout, lane)))
+        return places
+
+    @property
+    def layout(self) -> Layout:
+        """Cores of the lanes on a CPU, where none are given."""
+        return layout(sorted(os.sched_getaffinity(0)), self.speculator, self.mode, apart=self.pin)
 
     def threads_of(self, lane: LaneName) -> int:
         """Of a lane's arithmetic on CPUs."""
-        return self.threads or len(self.placements[lane].cores or ()) or available_cores()
+        own = self.placements[lane].cores
+        return self.threads or len(own if own is not None else getattr(self.layout, lane))
 
     @property
     def speculates(self) -> bool:

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from functools import partial
-from logging import INFO
+from logging import INFO, WARNING
 from typing import TYPE_CHECKING
 
 from executor import admission, dialogue
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from executor.lane_times import LaneTimes
     from executor.placement import Placement
     from executor.request import Request
+    from executor.trace import Trace
     from executor.transport import TransportInfo, TransportPolicy
     from ipc.messages import LaneName, LaneSpec
 
@@ -62,6 +63,7 @@ class Coordinator:
         placements: Mapping[LaneName, Placement] = ANYWHERE,
         transport: TransportPolicy | None = None,
         keys: Path | None = None,
+        trace: Trace | None = None,
     ) -> None:
         """`specs`: the target's first, then the speculator's if there is one. `controller`: of how
         to speculate. Lengths in tokens: `max_model_len` of the longest sequence, `max_verify_tokens` of a
@@ -91,7 +93,9 @@ class Coordinator:
             recovery.strikes,
             self._finish,
             self._fail,
+            trace,
         )
+        self._trace = trace
         self._swapping = Swapping(self._lanes, self._errands.append, self._swapped)
         self._speculates = len(specs) > 1
         self._health = HealthLog()
@@ -300,9 +304,17 @@ class Coordinator:
             fail(swap, failure)
         try:
             self._lanes.stop()
+            self._write_trace()
         finally:
             self._started.set()
             self._ended.set()
+
+    def _write_trace(self) -> None:
+        if self._trace is not None:
+            try:
+                self._trace.write()
+            except OSError as error:
+                record(WARNING, "trace_not_written", reason=str(error))
 
     def _admit(self) -> bool:
         """Drop what was cancelled, make room for those that go on, then let in who has room.

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from executor.plan import Step
     from executor.request import Request
     from executor.stats import Stats
+    from executor.trace import Trace
     from ipc.messages import DraftedItem, Prepared
 
 CATCH_UP_TOKENS = 512
@@ -68,8 +69,9 @@ class Order:
 
 
 class Drafting:
-    def __init__(self, lanes: Lanes, timeouts: Timeouts, stats: Stats) -> None:
+    def __init__(self, lanes: Lanes, timeouts: Timeouts, stats: Stats, trace: Trace | None = None) -> None:
         self._lanes = lanes
+        self._trace = trace
         self._stats = stats
         self._order: Order | None = None
         self.waited_ns = 0
@@ -177,6 +179,8 @@ class Drafting:
             asked.request.drafting = False
         reply = self._lanes.take(speculator)
         if isinstance(reply, Drafted):
+            if self._trace is not None:
+                self._draw(self._trace, order, reply)
             if order.waited_until is not None:
                 self.waited_ns += reply.busy_ns
             if order.amount:
@@ -189,6 +193,15 @@ class Drafting:
         elif owes:
             requests = [asked.request for asked in order.asked.values()]
             self._strike([request for request in requests if request.finish_reason is None])
+
+    def _draw(self, trace: Trace, order: Order, reply: Drafted) -> None:
+        lane, asked = order.speculator, list(order.asked.values())
+        kind = "prepare" if any(each.ahead for each in asked) else "draft"
+        name = kind if any(each.k for each in asked) else "catch up"
+        what = {"sequences": len(asked), "k": max((each.k for each in asked), default=0)}
+        trace.work("speculator", name, lane.asked_at, lane.answered_at, reply.busy_ns / 1e9, **what)
+        for each in asked:
+            each.request.drafted_at = lane.answered_at
 
     def _send(
         self,

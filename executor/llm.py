@@ -27,6 +27,7 @@ from executor.sampling import SamplingParams
 from executor.status import observe
 from executor.stream import Stream
 from executor.text import TextStream
+from executor.trace import Trace
 from ipc.messages import ConstraintSpec, SamplingSpec
 
 if TYPE_CHECKING:
@@ -85,7 +86,9 @@ class LLM:
                 config.placements,
                 config.transport_policy,
                 config.keys,
+                Trace(config.trace) if config.trace is not None else None,
             )
+            log.info("layout: %s", config.layout)
             self._control = self._listen(self._coordinator.directory)
         atexit.register(self.close)
         try:

@@ -18,7 +18,7 @@ SOCKET, WATCHDOG_USEC, WATCHDOG_PID = NOTIFY_VARIABLES = ("NOTIFY_SOCKET", "WATC
 
 READY, STATUS, STOPPING, WATCHDOG = "READY", "STATUS", "STOPPING", "WATCHDOG"
 HEALTH, URL, LANES = "X_SPECLANE_HEALTH", "X_SPECLANE_URL", "X_SPECLANE_LANES"
-"""Our own: state of health, address, and `lane:pid` of each lane's process, by commas."""
+"""Our own: state of health, address, and `lane:pid` of each lane's process (`target/1` of its next rank)."""
 
 
 class Notifier:

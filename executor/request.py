@@ -156,6 +156,8 @@ class Request:
     """The speculator was asked what follows so many tokens, and is not asked twice."""
     prepared_len: int = 0
     """The same of verdicts on the draft after so many tokens."""
+    drafted_at: float = 0.0
+    """When the speculator last answered about it, monotonic; kept for traces."""
     drafting: bool = False
     """The speculator was asked about it, and its answer may still be of use."""
     verifying: bool = False

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from executor.request import Request
     from executor.setting import Setting
     from executor.stats import Stats
+    from executor.trace import Trace
     from executor.verifying import Verdicts
     from ipc.messages import VerifiedItem, Vocabulary
 
@@ -53,6 +54,7 @@ class Rounds:
         strikes: int,
         finish: Callable[[Request], None],
         fail: Callable[[Request, RequestFailed], None],
+        trace: Trace | None = None,
     ) -> None:
         """`strikes`: a request over which the target died so many times in a row fails. `finish`, `fail`:
         what becomes of a request that has ended."""
@@ -62,7 +64,8 @@ class Rounds:
         self._strikes = strikes
         self._finish = finish
         self._fail = fail
-        self._drafting = Drafting(lanes, timeouts, stats)
+        self._trace = trace
+        self._drafting = Drafting(lanes, timeouts, stats, trace)
         self._verifying = Verifying(lanes)
         self._began_ns: int | None = None
         self._drafted_ns = 0
@@ -71,6 +74,7 @@ class Rounds:
         self._setting = controller.current
         self._running = 0
         self._guesses = 0, 0
+        self._flows = 0
         self.collapse: Collapse | None = None
         self.vocabulary: Vocabulary
         self.max_model_len = 0
@@ -180,6 +184,7 @@ class Rounds:
         if verdicts is None:
             return
         self._idle_since_ns = time.perf_counter_ns()
+        arrived = time.monotonic()
         outcomes = []
         for request, *_ in plan:
             if not request.pending:
@@ -191,6 +196,8 @@ class Rounds:
         drafted, accepted = (sum(parts) for parts in zip(*outcomes, strict=True)) if outcomes else (0, 0)
         self._watch_acceptance(drafted, accepted)
         total_ns = self._count(plan, verdicts)
+        if self._trace is not None:
+            self._draw(self._trace, plan, outcomes, verdicts.busy_ns, arrived)
         if len(outcomes) == len(plan):  # what is read for the first time says nothing of what comes
             self._tell_controller(outcomes, total_ns, verdicts.busy_ns)
 
@@ -225,6 +232,26 @@ class Rounds:
             record(WARNING, "acceptance_collapsed", epoch=speculator.epoch, reason=self.collapse.alarm)
         if restart and speculator.serving:
             self._lanes.supervisor.take_down(speculator, self.collapse.alarm)
+
+    def _draw(
+        self, trace: Trace, plan: Sequence[Step], outcomes: list[Outcome], busy_ns: int, arrived: float
+    ) -> None:
+        target, now = self._lanes.target, time.monotonic()
+        accepted = sum(outcome.accepted for outcome in outcomes)
+        drafted = sum(outcome.drafted for outcome in outcomes)
+        what = {"sequences": len(plan), "drafted": drafted, "accepted": accepted}
+        trace.work("target", "verify", target.asked_at, target.answered_at, busy_ns / 1e9, **what)
+        trace.own("commit", arrived, now, setting=str(self._setting))
+        for step in plan:
+            if step.request.drafted_at:
+                way = ("speculator", step.request.drafted_at), ("target", target.answered_at)
+                self._flows += 1
+                trace.flow(self._flows, (*way, ("coordinator", now)))
+        hits, misses = self._stats.hits, self._stats.misses
+        figures = {"acceptance": accepted / drafted if drafted else 0.0}
+        figures["hit rate"] = hits / (hits + misses) if hits + misses else 0.0
+        trace.count("shares", now, figures)
+        trace.count("setting", now, {"K": self._setting.k, "N": self._setting.hypotheses})
 
     def _tell_controller(self, outcomes: list[Outcome], total_ns: int, verify_ns: int) -> None:
         hits, misses = self._stats.hits, self._stats.misses

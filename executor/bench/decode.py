@@ -133,11 +133,14 @@ def parse_modes(text: str) -> list[Mode]:
 
 
 def _config(plan: Plan, mode: Mode) -> Config:
+    trace = plan.config.trace
+    if trace is not None:
+        trace = trace.with_stem(f"{trace.stem}-{mode}")
     if mode == "off":
-        return replace(plan.config, speculator="off")
+        return replace(plan.config, speculator="off", trace=trace)
     # What was said of hypotheses is for the modes that have some.
     hypotheses = 0 if mode == "sequential" else plan.config.hypotheses
-    return replace(plan.config, mode=mode, hypotheses=hypotheses)
+    return replace(plan.config, mode=mode, hypotheses=hypotheses, trace=trace)
 
 
 def _encode(llm: LLM, plan: Plan) -> list[list[int]]:

@@ -73,6 +73,7 @@ class ModelOptions:
     mode: o.Mode = "sequential"
     hypotheses: o.Hypotheses = None
     ubatches: o.Ubatches = None
+    trace: o.Trace = None
     speculative_config: o.SpeculativeConfig = None
     engine: o.Engine = "native"
     dtype: o.Dtype = "bf16"
@@ -95,6 +96,7 @@ class ModelOptions:
     q_rows: o.QRows = "sparse"
     keys: o.Keys = None
     threads: o.Threads = None
+    pin: o.Pin = False
     cache_dir: o.CacheDir = None
     load_timeout: o.LoadTimeout = None
     draft_timeout: o.DraftTimeout = None
@@ -213,7 +215,7 @@ class SamplingOptions:
 _CONFIG = (
     *("target", "speculator", "engine", "dtype", "device", "lanes", "num_speculative_tokens"),
     *("max_model_len", "kv_tokens", "max_verify_tokens", "keys", "threads", "cache_dir"),
-    *("acceptance", "q_rows", "mode", "hypotheses", "ubatches"),
+    *("acceptance", "q_rows", "mode", "hypotheses", "ubatches", "trace", "pin"),
     *("target_device", "speculator_device", "target_cores", "speculator_cores"),
     *("transport", "require_cuda_ipc", "target_ranks"),
 )

@@ -57,6 +57,10 @@ Hypotheses = Annotated[
 Ubatches = Annotated[
     int | None, _model("1|2", "Parts in which sequences are drafted for and verified by turns.", "1")
 ]
+Pin = Annotated[bool, _flag("Each lane", "--pin", "Keep each lane to cores of its own.")]
+Trace = Annotated[
+    str | None, _model("FILE", "Write what lanes did when, for ui.perfetto.dev, at the end.", "none")
+]
 Engine = Annotated[str, _model("native|hf|toy", "Code that runs the models.")]
 Dtype = Annotated[str, _model("fp32|bf16|fp16", "Type of weights and arithmetic.")]
 Device = Annotated[str, _model("DEVICE", "auto, cpu, cuda, cuda:N or a GPU's UUID, for both lanes.")]

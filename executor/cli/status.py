@@ -55,7 +55,7 @@ def rows(status: "Status") -> list[str]:
         (
             lane.lane,
             lane.state,
-            f"pid {lane.pid or '-'}",
+            "pid " + (", ".join(map(str, (lane.pid, *lane.peers))) if lane.pid else "-"),
             f"epoch {lane.epoch}",
             f"{lane.restarts} restarts",
             f"busy {lane.busy_share:.0%}",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from executor import notify
 
 if TYPE_CHECKING:
+    from executor.lane import Lane
     from executor.llm import LLM
     from executor.notify import Notifier
 
@@ -26,14 +27,14 @@ class Herald:
         coordinator = self._llm.coordinator
         health, lanes = coordinator.health, coordinator.lanes
         because = f" ({health.reason})" if health.reason else ""
-        pids = ((lane.name, lane.process) for lane in lanes)  # a process is gone at any moment
+        pids = ",".join(f"{name}:{pid}" for lane in lanes for name, pid in _processes(lane))
         self._notifier.say(
             **{
                 notify.READY: "1",
                 notify.STATUS: f"{health.state} on {self._url}{because}",
                 notify.URL: self._url,
                 notify.HEALTH: health.state,
-                notify.LANES: ",".join(f"{name}:{process.pid}" for name, process in pids if process),
+                notify.LANES: pids,
             }
         )
         if self._patience is not None and now - coordinator.turned_at < self._patience:
@@ -41,3 +42,10 @@ class Herald:
 
     def stopping(self) -> None:
         self._notifier.say(**{notify.STOPPING: "1"})
+
+
+def _processes(lane: Lane) -> list[tuple[str, int]]:
+    """By name: `target`, and the other ranks `target/1` and on. None while it has no process."""
+    process = lane.process  # once: it may be gone at any moment
+    pids = process.pids if process is not None else ()
+    return [(f"{lane.name}/{rank}" if rank else lane.name, pid) for rank, pid in enumerate(pids)]

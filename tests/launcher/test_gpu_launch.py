@@ -92,3 +92,9 @@ def test_lanes_under_mps_are_its_clients_and_start_again_together(quiet, smollm2
         launch.kill(launch.of("mps-only")["pid"])
         launch.again("main", 2, SECONDS)
         assert text(launch.url(), SECONDS, temperature=0.0) == said
+
+
+def test_a_target_of_two_ranks_has_two_gpus(quiet, smollm2):
+    with launched(shipped("tp2-plus-draft"), quiet) as launch:
+        launch.until("healthy", SECONDS)
+        assert text(launch.url(), SECONDS, temperature=0.0)

@@ -26,10 +26,11 @@ def plain() -> str:
 
 
 def test_it_survives_the_death_of_each_of_its_processes(tmp_path, plain):
-    with launched(toy(), tmp_path) as launch:
+    with launched(toy(target_ranks=2), tmp_path) as launch:
         launch.until("healthy")
         assert text(launch.url()) == plain
-        for lane in ("speculator", "target"):
+        assert set(launch.of("main")["lanes"]) == {"target", "target/1", "speculator"}
+        for lane in ("speculator", "target", "target/1"):
             before = launch.of("main")["lanes"]
             launch.kill(before[lane])
             assert text(launch.url()) == plain

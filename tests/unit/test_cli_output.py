@@ -113,7 +113,7 @@ PROMPT = ("generate", *TOY, "--prompt", "hi")
         (("bench", "overhead", "--batch", "0"), ("--batch", "try 8")),
         (("bench", "overhead", "--rounds", "1"), ("--rounds", "try 500")),
         (("bench", "overhead", "--num-speculative-tokens", "99"), ("--num-speculative-tokens", "try 5")),
-        (("bench", "decode", *TOY, "--modes", "off,ahead"), ("--modes", "'ahead'", "try off,sequential")),
+        (("bench", "decode", *TOY, "--modes", "off,fast"), ("--modes", "'fast'", "try off,sequential")),
         (("bench", "decode", *TOY, "--prompts", "/nowhere"), ("--prompts", "/nowhere")),
         (("bench", "decode", "--batch"), ("--batch", "see speclane bench decode --help")),
         (("bench", "decode", "--limit", "x"), ("--limit", "try --limit 8")),

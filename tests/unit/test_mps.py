@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from executor import mps
+from executor.launch.mps_watch import sweep
 from executor.mps import MpsControl, MpsFailed, Parting
 
 if TYPE_CHECKING:
@@ -69,6 +70,12 @@ def test_a_client_is_known_and_can_be_terminated(environment, daemon, client, tm
     control.quit(3.2)
     assert asked(tmp_path)[-1] == "quit -t 3"
     assert daemon.wait(30) == 0
+
+
+def test_what_a_killed_launcher_left_is_quit(environment, daemon):
+    sweep(Path(environment[mps.PIPE_VARIABLE]).parent)
+    assert daemon.wait(30) == 0
+    sweep(Path(environment[mps.PIPE_VARIABLE]).parent)  # there is none any more
 
 
 def test_without_clients_there_is_no_server(environment, daemon):

@@ -145,6 +145,15 @@ def test_ports_are_really_tried():
     assert preflight.look(plan).busy == {}
 
 
+def test_a_rank_group_has_a_gpu_for_each_rank():
+    text = SHARED.replace('device = "a", cores = "0-3"', 'device = ["a", "gpu:1"]')
+    process = make_plan(parse(text), GPUS, DIRECTORY).processes[0]
+    assert "--target-ranks=2" in process.argv
+    assert process.lanes[0].environment["CUDA_VISIBLE_DEVICES"] == f"{GPUS[0].uuid},{GPUS[1].uuid}"
+    with pytest.raises(InvalidConfig, match=r"target.device: 2 GPUs for 3 ranks; try leaving"):
+        make_plan(parse(text.replace('engine = "toy"', 'engine = "toy", target_ranks = 3')), GPUS, DIRECTORY)
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

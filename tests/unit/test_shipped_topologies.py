@@ -54,7 +54,7 @@ def dry_run(file: Path, gpus: tuple[Gpu, ...] = GPUS) -> str:
 
 
 def test_all_that_are_promised_are_there():
-    gpus = {"two-gpu", "one-gpu-mps", "one-gpu-timeslice"}
+    gpus = {"two-gpu", "one-gpu-mps", "one-gpu-timeslice", "tp2-plus-draft"}
     assert {file.stem for file in SHIPPED} == gpus | {
         "cpu",
         "many-targets-one-speculator",

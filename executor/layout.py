@@ -1,0 +1,44 @@
+"""Which cores and how many threads each lane has on a CPU, where nothing else was said. Pure.
+
+Lanes that work at the same time and share cores wait for each other's threads: a parallel step is as slow as
+its slowest part. So they get threads for as many cores as there are, between them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from executor.setting import Mode
+
+_LOOKUPS = frozenset({"off", "ngram", "suffix"})
+_SHARE = 4
+"""A speculator that computes gets one core in so many: a draft step costs far less than a target's."""
+
+
+class Layout(NamedTuple):
+    """Cores of each lane; where lanes take turns, all of them for both."""
+
+    target: tuple[int, ...]
+    speculator: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return "; ".join(
+            f"{lane} {len(cores)} thread{'s' if len(cores) > 1 else ''} for cores {','.join(map(str, cores))}"
+            for lane, cores in zip(self._fields, self, strict=True)
+        )
+
+
+def layout(cores: Sequence[int], speculator: str, mode: Mode, *, apart: bool) -> Layout:
+    """`cores`: those that there are, by number. `apart`: whether lanes are to keep to their own in any
+    mode.
+    """
+    everything = tuple(sorted(cores))
+    if len(everything) == 1 or (speculator in _LOOKUPS and not apart):
+        return Layout(everything, everything[-1:])
+    if mode == "sequential" and not apart:
+        return Layout(everything, everything)
+    theirs = max(1, len(everything) // _SHARE) if speculator not in _LOOKUPS else 1
+    return Layout(everything[:-theirs], everything[-theirs:])
