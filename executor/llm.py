@@ -76,7 +76,7 @@ class LLM:
                 return  # whoever made it waits for it; what is submitted until then waits in its inbox
             self._coordinator = Coordinator(
                 self._prepared.specs,
-                Controller(config.setting, adapts=config.mode == "auto"),
+                Controller(config.setting, adapts=config.adapts),
                 config.timeouts,
                 config.recovery,
                 self._prepared.max_model_len,
