@@ -33,6 +33,7 @@ def as_dict(reported: "Reported") -> dict[str, Any]:
         "totals": msgspec.structs.asdict(status.totals),
         "load": msgspec.structs.asdict(status.load),
         "memory": [msgspec.structs.asdict(lane) for lane in status.memory],
+        "setting": msgspec.structs.asdict(status.setting),
         "dropped": msgspec.structs.asdict(reported.dropped),
     }
 
