@@ -53,7 +53,8 @@ class Round:
     setting: by which it was run, while so many sequences were `running`. outcomes: of those that were judged.
     rows: logit rows that the target ran. total: since the round before. verify: computed by the target.
     waited: for drafts. draft_steps, draft: what the speculator computed for drafts that were waited for.
-    hits, misses: verdicts that were guessed, and that were not.
+    hits, misses: verdicts that were guessed, and that were not. answered: whether the speculator had said of
+    each sequence what it drafts, if only that it is nothing.
     """
 
     setting: Setting
@@ -67,6 +68,7 @@ class Round:
     draft: float
     hits: int
     misses: int
+    answered: bool = True
 
 
 class Controller:
@@ -116,8 +118,10 @@ class Controller:
             costs.drafted(sequences, done.draft_steps, done.draft)
         if done.hits + done.misses:
             costs.guessed(done.setting.hypotheses, hits=done.hits, misses=done.misses)
-        for outcome in done.outcomes:
-            costs.judged(outcome)
+        if done.answered:
+            for outcome in done.outcomes:
+                # What is prepared can be cut short; what is waited for ends where its speculator wants.
+                costs.judged(outcome, outcome.drafted if done.setting.hypotheses else done.setting.k)
         if self._adapts and (sequences == done.running or done.setting.ubatches == 2):
             self._judge(done, now)
             self._look(done.running, now)
@@ -155,7 +159,7 @@ class Controller:
         tokens = sum(outcome.accepted + 1 for outcome in done.outcomes)
         kind = _kind(done.setting, sequences)
         self._seen[kind] = now
-        if self.costs.known:
+        if self.costs.known and done.answered:
             # Rounds differ by luck in what is accepted, which is in the figures already: compare times.
             promised = self._seconds(done.setting, sequences)
             if done.total > 0:

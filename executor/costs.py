@@ -88,8 +88,11 @@ class Costs:
         """The speculator took so many steps for so many sequences."""
         self._draft.setdefault(size_class(sequences), Mean()).note(seconds / steps, steps)
 
-    def judged(self, outcome: Outcome) -> None:
-        for place in range(min(outcome.accepted + 1, outcome.drafted)):
+    def judged(self, outcome: Outcome, asked: int) -> None:
+        """`asked`: for so many tokens the speculator was asked; a place that it left empty is as good as
+        wrong.
+        """
+        for place in range(min(outcome.accepted + 1, asked)):
             while len(self._right) <= place:
                 start = self._right[-1].value if self._right else _START_ACCEPTANCE
                 self._right.append(Mean(start, _POSITIONS_FADE))

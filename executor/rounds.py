@@ -75,6 +75,7 @@ class Rounds:
         self._running = 0
         self._guesses = 0, 0
         self._flows = 0
+        self._answered = True
         self.collapse: Collapse | None = None
         self.vocabulary: Vocabulary
         self.max_model_len = 0
@@ -153,6 +154,7 @@ class Rounds:
             return until
         self._fit(ready)
         self._stats.missed += sum(_missed(step) for step in ready)
+        self._answered = all(step.request.draft is not None for step in ready)
         self._verifying.ask(ready)
         self._setting = setting
         self._waited_ns = time.perf_counter_ns() - self._idle_since_ns
@@ -275,6 +277,7 @@ class Rounds:
             draft=sum(seconds for *_, seconds in made),
             hits=hits - before[0],
             misses=misses - before[1],
+            answered=self._answered or self._setting.k == 0,
         )
         made.clear()
         self._controller.note(done, time.monotonic())

@@ -121,7 +121,7 @@ class Relay:
             line = self._line = self._dial(address)
         except zmq.ZMQError as error:
             return f"{address} cannot be reached: {error}"
-        if reason := self._shake_hands(line):
+        if (reason := self._shake_hands(line)) or self._over():
             return reason
         line.socket.send(codec.encode(Attach(self._errand.epoch, WIRE_VERSION, self._errand.client)))
         alone = len(self._errand.addresses) == 1

@@ -150,6 +150,29 @@ def test_it_settles_again_within_three_seconds():
     assert run.rate(23.0, 40.0) >= 0.93 * world.best(candidates, 1)
 
 
+def test_rounds_without_an_answer_promise_nothing():
+    """A speculator that is dead or far behind makes rounds short, and says nothing of how good it is."""
+    run = Run(adaptive(), World(right=0.0), 1).until(3.0)
+    controller = run.controller
+    assert controller.current == OFF
+    for _ in range(2000):
+        setting = controller.setting(1, run.now)
+        run.now += 0.0106
+        plain = Round(
+            setting, 1, [Outcome(0, 0)], 1, 0.0106, 0.0101, 0.0, 0, 0.0, 0, 0, answered=setting.k == 0
+        )
+        controller.note(plain, run.now)
+        assert controller.current == OFF
+
+
+def test_places_left_empty_count():
+    """Lookups that find nothing bring nothing, however right they are where they find something."""
+    costs = Costs()
+    for _ in range(200):
+        costs.judged(Outcome(1, 1), 7)
+    assert costs.tokens(7) == pytest.approx(2.0, abs=0.1)
+
+
 def test_it_does_not_waver():
     run = Run(adaptive(), World(), 4).until(60.0)
     settings = [setting for at, _, setting in run.trace if at > 10.0]
@@ -181,7 +204,7 @@ def test_lines_and_classes():
     costs = Costs()
     assert costs.tokens(0) == 1.0
     for _ in range(500):
-        costs.judged(Outcome(2, 2))
+        costs.judged(Outcome(2, 2), 2)
     assert costs.tokens(2) == pytest.approx(3.0, abs=0.01)
     assert str(Setting(3, 1, 2)) == "K=3, N=1, two ubatches"
     assert str(OFF) == "off"
