@@ -40,7 +40,8 @@ class Timeouts:
     draft: float = 10.0
     """A round waits for drafts about as long as they usually take, and never longer than this …"""
     draft_least: float = 0.05
-    """… nor, unless `draft` is shorter, less than this."""
+    """… nor, unless `draft` is shorter, less than this. Where it is not less than `draft`, drafts of a server
+    are always asked for; else only while that is faster than to go on without."""
     verify: float = 120.0
     hang: float = 30.0
     """A speculator that owes its answer for so long is ended."""
@@ -268,8 +269,16 @@ class Config:
 
     @property
     def setting(self) -> Setting:
-        """How sequences are speculated for."""
-        return setting_for(self.mode, self.num_speculative_tokens, self.hypotheses, self.ubatches)
+        """How sequences are speculated for. A server prepares nothing ahead: its time is for drafts that
+        somebody waits for."""
+        setting = setting_for(self.mode, self.num_speculative_tokens, self.hypotheses, self.ubatches)
+        return setting._replace(hypotheses=0) if address.is_address(self.speculator) else setting
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the setting changes with what is measured, as it always does where drafts come from far."""
+        waits = self.timeouts.draft_least >= self.timeouts.draft
+        return self.mode == "auto" or (address.is_address(self.speculator) and not waits)
 
     @property
     def transport_policy(self) -> TransportPolicy:

@@ -135,6 +135,18 @@ class Controller:
         brings = costs.hit(self.current.hypotheses) * reach * costs.verify(sequences, sequences * (k + 1))
         return brings > costs.tokens(k) * costs.draft_step(sequences)
 
+    def worth_waiting(self, ready: int, missing: int) -> bool:
+        """Whether those that have a draft are to wait for the others', rather than go without them.
+
+        All after a wait are more tokens than those that are ready at once, but in more time.
+        """
+        costs, sequences, k = self.costs, ready + missing, self.current.k
+        if ready == 0 or not costs.known or k == 0:
+            return True
+        verify = costs.verify(sequences, sequences * (k + 1)) + costs.between
+        wait = k * costs.draft_step(missing) + costs.between
+        return sequences * verify > ready * (verify + wait)
+
     # ------------------------------------------------------------ judging
 
     def _judge(self, done: Round, now: float) -> None:
@@ -212,9 +224,10 @@ class Controller:
         draft = k * costs.draft_step(sequences) + costs.between
         if setting.hypotheses == 0:
             return verify + draft
-        # One that was not guessed is waited for by all.
-        missed = 1 - costs.hit(setting.hypotheses) ** sequences
-        return verify + missed * draft
+        hit = costs.hit(setting.hypotheses)
+        # One that was not guessed is waited for by all, or sits out a round while its draft is made.
+        waits = verify + (1 - hit**sequences) * draft
+        return waits if sequences == 1 else min(waits, verify * (2 - hit))
 
     def _choose(self, sequences: int, now: float) -> None:
         if not self.costs.known:
@@ -246,6 +259,9 @@ class Controller:
 
     def _try_another(self, sequences: int, now: float) -> None:
         """Now and then a kind of setting that was not seen for long: plain rounds, or the best of a kind."""
+        if not self.costs.known:  # nobody has drafted yet: there is nothing to compare with
+            self._next_trial = now + TRIAL_EVERY
+            return
         promises = {s: self.promise(s, sequences) for s in self._candidates(sequences)}
         best = max(promises.values())
         stale = [

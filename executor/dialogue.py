@@ -14,12 +14,12 @@ from ipc.messages import Close, Open, OpenedSequence
 from ipc.q_rows import LOOKED_UP
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from executor.lane import Lane
     from executor.lanes import Lanes
-    from executor.request import Request
-    from ipc.messages import HiddenRows, QRow
+    from executor.request import Guesses, Request
+    from ipc.messages import Descriptor, HiddenRows, QRow
 
 order_numbers = itertools.count(1)
 """Never used twice, whatever executor and lane."""
@@ -62,18 +62,17 @@ def rows(lanes: Lanes, lane: Lane, request: Request, room: int) -> list[HiddenRo
 
 def q_rows(lanes: Lanes, lane: Lane, rows: list[QRow]) -> list[QRow]:
     """Rows that draft tokens were drawn from, as they are handed to the target. Those in memory that it does
-    not reach are left out: their tokens count as looked up."""
-    transport, now = lanes.transport, time.monotonic()
-    handed = []
-    for row in rows:
-        if row.at is not None and not transport.reaches(lane, row.at.arena):
-            transport.leases.refuse(row.at.ref)
-            handed.append(LOOKED_UP)
-            continue
-        if row.at is not None:
-            transport.leases.lend(row.at.ref, lane.epoch, now)
-        handed.append(row)
-    return handed
+    not reach, or that waited until their slots were let go, are left out: their tokens count as looked up."""
+    return [row if row.at is None or _lent(lanes, lane, row.at) else LOOKED_UP for row in rows]
+
+
+def _lent(lanes: Lanes, lane: Lane, at: Descriptor) -> bool:
+    leases = lanes.transport.leases
+    if not leases.holds(at.ref) or not lanes.transport.reaches(lane, at.arena):
+        leases.refuse(at.ref)
+        return False
+    leases.lend(at.ref, lane.epoch, time.monotonic())
+    return True
 
 
 def refuse(lanes: Lanes, rows: Sequence[QRow]) -> None:
@@ -81,6 +80,13 @@ def refuse(lanes: Lanes, rows: Sequence[QRow]) -> None:
     for row in rows:
         if row.at is not None:
             lanes.transport.leases.refuse(row.at.ref)
+
+
+def refuse_all(lanes: Lanes, drafts: Iterable[Guesses], but: Guesses | None = None) -> None:
+    """The same of drafts, of which one may be used."""
+    for draft in drafts:
+        if draft is not but:
+            refuse(lanes, draft.q)
 
 
 def drop_placed_draft(lanes: Lanes, request: Request) -> None:

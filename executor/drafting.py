@@ -12,12 +12,11 @@ from collections import defaultdict
 from logging import WARNING
 from typing import TYPE_CHECKING, NamedTuple
 
-from executor import dialogue
+from executor import dialogue, draft_fault
 from executor.events import record
 from executor.hidden_rows import ORDER_BYTES
 from executor.pace import DraftPace, work
 from executor.request import Guesses, Verdict
-from ipc import q_rows
 from ipc.link import LinkState
 from ipc.messages import Cancel, Draft, Drafted, DraftItem, LaneSpec
 
@@ -276,7 +275,7 @@ class Drafting:
             if item.broken:
                 self._stats.broken += 1
                 self._quarantine(request, "what the speculator computes for it are no numbers")
-            elif reason := _fault(asked, item, coupled, vocabulary_size):
+            elif reason := draft_fault.of_answer(asked, item, vocabulary_size, coupled=coupled):
                 self._stats.invalid += 1
                 self._quarantine(request, reason)
             elif asked.ahead:
@@ -303,6 +302,9 @@ class Drafting:
         elif request.gen == asked.gen and request.verdict is not None and not request.verifying:
             request.draft = request.draft or drafts.get(request.verdict)
             self.count(hit=request.draft is not None)
+            dialogue.refuse_all(self._lanes, drafts.values(), but=request.draft)
+        else:
+            dialogue.refuse_all(self._lanes, drafts.values())
 
     def count(self, *, hit: bool) -> None:
         """A verdict was among those that were guessed, or not."""
@@ -342,37 +344,3 @@ def _up_to_date(speculator: Lane, request: Request) -> bool:
     if request.draft_strikes or _foreign(speculator, request):
         return False
     return dialogue.backlog(speculator, request) <= CATCH_UP_TOKENS
-
-
-def _fault(asked: Asked, item: DraftedItem, coupled: bool, vocabulary_size: int) -> str:
-    """Why an answer cannot be; empty if it can."""
-    if not asked.ahead:
-        worth = len(item.tokens) if item.worth is None else item.worth
-        if item.prepared or not 0 <= worth <= len(item.tokens):
-            return f"its draft {item.tokens[:8]} cannot be"
-        return _draft_fault(item, asked.k, coupled, vocabulary_size)
-    verdicts = [(each.n_accepted, each.next_token) for each in item.prepared]
-    if item.tokens or len(verdicts) > asked.hypotheses or len(set(verdicts)) < len(verdicts):
-        return f"{len(verdicts)} verdicts where {asked.hypotheses} were to be guessed cannot be"
-    for n_accepted, next_token in verdicts:
-        if not (0 <= n_accepted <= len(asked.ahead) and 0 <= next_token < vocabulary_size):
-            return f"a verdict ({n_accepted}, {next_token}) cannot be"
-    faults = (_draft_fault(each, asked.k, coupled, vocabulary_size) for each in item.prepared)
-    return next(filter(None, faults), "")
-
-
-def _draft_fault(draft: DraftedItem | Prepared, k: int, coupled: bool, vocabulary_size: int) -> str:
-    """A wrong q row that looks right would show in how often tokens come, so what can be checked is."""
-    tokens, q = draft.tokens, draft.q
-    if len(tokens) > k or (tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary_size):
-        return f"its draft {tokens[:8]} cannot be"
-    if not q:
-        return ""
-    if coupled or len(q) != len(tokens):
-        return (
-            "what its draft was drawn from cannot be: "
-            f"{len(q)} q rows where {0 if coupled else len(tokens)} are due"
-        )
-    faults = (q_rows.fault(row, token, vocabulary_size) for row, token in zip(q, tokens, strict=True))
-    reason = next(filter(None, faults), "")
-    return f"what its draft was drawn from cannot be: {reason}" if reason else ""

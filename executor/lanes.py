@@ -392,6 +392,7 @@ class Lanes:
             parts = [*(item.rows for item in fact.items), *(item.rows for item in fact.pending)]
         else:
             parts = [item.q for item in fact.items]
+            parts += [each.q for item in fact.items for each in item.prepared]
         refs = [part.at.ref for rows in parts for part in rows if part.at is not None]
         leases.published(refs, time.monotonic())
 

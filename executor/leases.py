@@ -78,6 +78,10 @@ class Leases:
             held.keepers -= 1
             self._settle(ref, held)
 
+    def holds(self, ref: SlotRef) -> bool:
+        """Whether it is still what it was when it was published."""
+        return self._find(ref) is not None
+
     def refuse(self, ref: SlotRef) -> None:
         """Nobody will want it."""
         if (held := self._find(ref)) is not None:

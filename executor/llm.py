@@ -80,7 +80,7 @@ class LLM:
                 self.trace = Trace(config.trace)
             self._coordinator = Coordinator(
                 self._prepared.specs,
-                Controller(config.setting, adapts=config.mode == "auto"),
+                Controller(config.setting, adapts=config.adapts),
                 config.timeouts,
                 config.recovery,
                 self._prepared.max_model_len,

@@ -220,7 +220,7 @@ def speculator_spec(
         raise InvalidConfig(field, str(error)) from error
     draft_len = min(target.max_model_len, checkpoint.context(draft, field))
     lane = _spec(config, "speculator", config.engine, str(draft), draft_len)
-    return _with_q_arena(lane, vocabulary.read(draft).size)
+    return _with_q_arena(config, lane, vocabulary.read(draft).size)
 
 
 def server_spec(config: Config, progress: Callable[[str], None]) -> LaneSpec:
@@ -273,7 +273,7 @@ def _with_head(config: Config, target: LaneSpec, head: HeadSpec, engine: LaneEng
     lane = _spec(config, "speculator", engine, target.model, target.max_model_len)
     prior = _prior(config, target) if engine == "cascade" else ""
     size = vocabulary.read(Path(target.model)).size
-    return _with_q_arena(msgspec.structs.replace(lane, head=head, prior=prior), size)
+    return _with_q_arena(config, msgspec.structs.replace(lane, head=head, prior=prior), size)
 
 
 def _prior(config: Config, target: LaneSpec) -> str:
@@ -372,15 +372,16 @@ def _toy_speculator(config: Config, target: LaneSpec, field: str) -> LaneSpec:
             f"try {replace(toy, vocabulary=size)}",
         )
     lane = _spec(config, "speculator", "toy", config.speculator, min(target.max_model_len, toy.context))
-    return _with_q_arena(lane, size)
+    return _with_q_arena(config, lane, size)
 
 
-def _with_q_arena(lane: LaneSpec, vocabulary_size: int) -> LaneSpec:
-    """With room in an arena for the full q rows of two orders, if it sends any and they are worth one."""
+def _with_q_arena(config: Config, lane: LaneSpec, vocabulary_size: int) -> LaneSpec:
+    """With room in an arena for the full q rows of two drafts and of what is prepared after one, if it sends
+    any and they are worth an arena."""
     row = q_rows.row_bytes(vocabulary_size)
     if lane.acceptance == "coupled" or lane.q_rows != "full" or row < q_rows.ARENA_ROW_BYTES:
         return lane
-    rows = 2 * lane.max_sequences * lane.num_speculative_tokens
+    rows = (2 + config.setting.hypotheses) * lane.max_sequences * lane.num_speculative_tokens
     return msgspec.structs.replace(lane, q_arena=rows * (row + 256))
 
 

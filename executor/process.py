@@ -176,6 +176,8 @@ def _environment(threads: int, own: Mapping[str, str]) -> dict[str, str]:
     environment["OMP_NUM_THREADS"] = str(threads)
     # Lanes share cores: a pool that spins after its work takes the time from the other lane.
     environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Reading all weights for every step is what a CPU waits for; large pages make it a fifth faster.
+    environment.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     environment["HF_HUB_OFFLINE"] = (
         "1"  # a worker reads local files only; fetching was done before it started
     )

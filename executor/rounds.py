@@ -133,12 +133,8 @@ class Rounds:
             return
         waiting = [step for step in plan if _needs_draft(step)]
         if waiting:
-            if (
-                setting.ubatches > 1
-                and not any(_has_draft(step) for step in plan)
-                and not self._verifying.plan
-            ):
-                waiting = waiting[: -(-len(waiting) // 2)]
+            if setting.ubatches > 1:  # never more than half, so that the parts stay alike
+                waiting = waiting[: -(-len(plan) // 2)]
             self._drafting.ask(waiting, setting.hypotheses, draft_budget(plan, self.verify_tokens))
         elif setting.hypotheses:
             ahead = prepared_plan(self._verifying.plan, self._limits(setting.k))
@@ -151,7 +147,8 @@ class Rounds:
         until = self._drafting.waited_until
         waits = until > time.monotonic()
         ready = [step for step in plan if not (waits and step.k > 0 and step.request.draft is None)]
-        if not ready or (setting.ubatches == 1 and len(ready) < len(plan)):
+        missing = len(plan) - len(ready)
+        if not ready or (missing and self._waits(ready, missing, setting)):
             return until
         self._fit(ready)
         self._stats.missed += sum(_missed(step) for step in ready)
@@ -159,6 +156,13 @@ class Rounds:
         self._setting = setting
         self._waited_ns = time.perf_counter_ns() - self._idle_since_ns
         return time.monotonic() + _IDLE_SECONDS
+
+    def _waits(self, ready: Sequence[Step], missing: int, setting: Setting) -> bool:
+        """Whether those that are ready are to wait for the drafts of others."""
+        if setting.ubatches > 1:
+            return False
+        drafted = sum(step.request.draft is not None for step in ready)
+        return setting.hypotheses == 0 or self._controller.worth_waiting(drafted, missing)
 
     def _fit(self, plan: Sequence[Step]) -> None:
         """Cut drafts for which one verification has no room."""
@@ -210,6 +214,7 @@ class Rounds:
         request.draft = request.prepared.get(request.verdict)
         if request.prepared:
             self._drafting.count(hit=request.draft is not None)
+            dialogue.refuse_all(self._lanes, request.prepared.values(), but=request.draft)
             request.prepared = {}
         if request.finish_reason is not None:
             self._finish(request)
@@ -224,7 +229,7 @@ class Rounds:
 
     def _watch_acceptance(self, drafted: int, accepted: int) -> None:
         speculator = self._lanes.speculator
-        if self.collapse is None or speculator is None or speculator.spec.engine in ("ngram", "suffix"):
+        if self.collapse is None or speculator is None or speculator.engine in ("ngram", "suffix"):
             return  # what a lookup is worth hangs on the text, and starting it again changes nothing
         stood = bool(self.collapse.alarm)
         restart = self.collapse.note(speculator.epoch, drafted, accepted)
@@ -290,10 +295,6 @@ class Rounds:
         parts = total, draft_ns, verdicts.busy_ns, len(plan), verdicts.wire_ns, self._waited_ns
         stats.round_times.append(RoundTime(*parts))
         return total
-
-
-def _has_draft(step: Step) -> bool:
-    return step.request.draft is not None
 
 
 def _needs_draft(step: Step) -> bool:

@@ -92,6 +92,15 @@ class MemoryStatus(Record, frozen=True):
         return self.process + self.weights + self.scratch + self.graphs + self.kv
 
 
+class SettingStatus(Record, frozen=True):
+    """How is speculated now, why, and how many verdicts were foreseen since the start."""
+
+    setting: str = ""
+    reason: str = ""
+    hits: int = 0
+    misses: int = 0
+
+
 class Status(Record, frozen=True):
     """`drafted`, `accepted`: by position in the draft, since the start. `memory`: what is planned."""
 
@@ -104,6 +113,7 @@ class Status(Record, frozen=True):
     drafted: list[int] = []
     accepted: list[int] = []
     memory: list[MemoryStatus] = []
+    setting: SettingStatus = SettingStatus()
 
 
 def observe(coordinator: Coordinator, speculation: str) -> Status:
@@ -121,7 +131,13 @@ def observe(coordinator: Coordinator, speculation: str) -> Status:
         acceptance.drafted,
         acceptance.accepted,
         _memory(coordinator),
+        _setting(coordinator),
     )
+
+
+def _setting(coordinator: Coordinator) -> SettingStatus:
+    controller, stats = coordinator.controller, coordinator.stats
+    return SettingStatus(str(controller.current), controller.reason, stats.hits, stats.misses)
 
 
 def _memory(coordinator: Coordinator) -> list[MemoryStatus]:

@@ -74,6 +74,8 @@ class LongWire:
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._to)
         try:
             await asyncio.gather(self._carry(reader, far_writer), self._carry(far_reader, writer))
+        except asyncio.CancelledError:
+            return  # the wire is taken away
         finally:
             for end in (writer, far_writer):
                 with suppress(OSError):

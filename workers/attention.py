@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from workers.blocks import BLOCK, blocks_for
 from workers.scratch import NONE, Attending, Need
@@ -43,7 +44,7 @@ class Tiling(NamedTuple):
     """How rows are cut into calls.
 
     tiles: numbers of query rows per sequence that a call may have, ascending; smaller ones are padded up.
-    reduction: keys summed over by one product with the values; 0 is all of them, which is not invariant.
+    reduction: keys summed over by one product with the values; 0 is left to the kernel.
     alone: a call has one row of one sequence and reads no further than that row sees.
     """
 
@@ -84,6 +85,25 @@ def blocked(
     torch.bmm(weights[:, :, :step], values[:, :step], out=out)
     for first in range(step, length, step):
         out.baddbmm_(weights[:, :, first : first + step], values[:, first : first + step])
+
+
+def fused(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    scale: float,
+    reduction: int,
+    out: Tensor,
+) -> None:
+    """The same by the library's own kernel, which on CPUs with bfloat16 arithmetic keeps sums in float32.
+
+    It reads keys in blocks of its own, from the first on, so `reduction` has to be 0.
+    """
+    result = F.scaled_dot_product_attention(
+        queries[None], keys[None], values[None], attn_mask=mask[None], scale=scale
+    )
+    out.copy_(result[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +214,7 @@ class PagedAttention:
         """
         kv, scratch = self.kv, step.scratch
         kv.write(layer, qkv[: step.tokens, self._query_heads :], step.places)
+        qkv = qkv.to(self._dtype)
         heads = qkv.view(-1, kv.head_dim)
         out = scratch.outputs
         if out is None:

@@ -32,9 +32,11 @@ class Judgement(NamedTuple):
 
 
 class Judging:
-    def __init__(self, engine: Engine[Any], acceptance: Acceptance) -> None:
+    def __init__(self, engine: Engine[Any], acceptance: Acceptance | None) -> None:
+        """`acceptance` None: the rank is not the one that judges, and has no rows to judge by."""
         self._engine = engine
         self._acceptance = acceptance
+        self._coupled = acceptance in ("coupled", None)
 
     def check(self, item: VerifyItem) -> None:
         """Raises ProtocolError for q rows that do not belong to the draft. What they hold was checked where
@@ -48,13 +50,13 @@ class Judging:
 
     def judge(self, rows: Any, items: Sequence[VerifyItem], draws: Sequence[Draw]) -> list[Judgement]:
         """`rows` and `draws`: for each item in turn, one after its history and one after each draft token."""
-        if self._acceptance == "coupled":
+        if self._coupled:
             samples = self._engine.sample(rows, draws)
         judgements = []
         first = 0
         for item in items:
             end = first + len(item.draft) + 1
-            if self._acceptance == "coupled":
+            if self._coupled:
                 judgements.append(_coupled(item, samples[first:end]))
             elif not item.draft or draws[first].sampling.temperature < GREEDY_BELOW:
                 judgements.append(_coupled(item, self._engine.sample(rows[first:end], draws[first:end])))
@@ -74,6 +76,7 @@ class Judging:
             return noise.fraction(how.sampling.seed, how.position, purpose, index)
 
         q_rows = item.q or [LOOKED_UP] * len(item.draft)
+        assert self._acceptance is not None, "ranks that do not judge have no rows"
         qs = [Q.of(row, token) for row, token in zip(q_rows, item.draft, strict=True)]
         n, reach = rejection.judge(self._acceptance, item.draft, qs, target, fraction)
         stood = [self._sample(rows, i, token, draws[i]) for i, token in enumerate(item.draft[:n])]

@@ -81,7 +81,7 @@ def load(spec: LaneSpec, place: Place = ALONE) -> TargetLane | SpeculatorLane:
         return SpeculatorLane(head, constrain, spec.acceptance, spec.q_rows)
     engine = _engine(spec, place)
     if place.rank > 0:
-        return TargetLane(engine, None)  # whatever it samples, nobody asks
+        return TargetLane(engine, None, None)  # whatever it samples, nobody asks
     constrain = _constrain(spec, engine.vocabulary.size)
     if spec.lane == "target":
         return TargetLane(engine, constrain, spec.acceptance)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", "Tensor", "Tensor | None")
 
 Linear = Callable[["Tensor"], "Tensor"]
-"""[rows, in] → [rows, out], float32 on a CPU."""
+"""[rows, in] → [rows, out]. On a CPU it takes float32 and what it returns: float32, bfloat16 by `narrow`."""
 
 
 class MakeLinear(Protocol):
@@ -39,6 +39,7 @@ WIDE_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 """Buckets of layers with very many outputs, where every trial costs milliseconds."""
 
 _ROWS_HINT = 16
+_NARROW_ROWS_HINT = 1
 _HALF_BITS = 32
 SMALL = 4
 """A way to multiply must have a bucket as small as this to be taken, for the sake of one-token steps."""
@@ -123,24 +124,60 @@ def half(weight: Tensor, bias: Tensor | None, keep: Tensor | None = None) -> Lin
     return call
 
 
+def narrow(weight: Tensor, bias: Tensor | None, keep: Tensor | None = None) -> Linear:
+    """oneDNN's bfloat16 product over a weight reordered once: [rows, in] → bfloat16 [rows, out].
+
+    Sums are float32; inputs are rounded before, and results after. Raises RuntimeError for weights of other
+    types, and on CPUs without such arithmetic, where it would be emulated.
+    """
+    if weight.dtype != torch.bfloat16 or not has_bfloat16():
+        raise RuntimeError("no bfloat16 arithmetic, or weights that are not bfloat16")
+    multiply = torch.ops.mkldnn._linear_pointwise.default
+    # This layout was seen to give the same bits at more row counts than those for several rows.
+    blocks = torch.ops.mkldnn._reorder_linear_weight(_kept(weight, keep).contiguous(), _NARROW_ROWS_HINT)
+    bias = _kept(bias, keep)
+
+    def call(x: Tensor) -> Tensor:
+        y: Tensor = multiply(x.to(torch.bfloat16), blocks, bias, "none", [], "")
+        return y
+
+    return call
+
+
+EXACT: tuple[MakeLinear, ...] = (half, packed, plain)
+"""Float32 arithmetic over the weights as they are stored, the fastest first."""
+NARROW: tuple[MakeLinear, ...] = (narrow, *EXACT)
+"""What a lane of bfloat16 may use."""
+
+
+def has_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 itself. A property of the CPU, like all that `choose` goes by."""
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+
+
 def _kept(tensor: T, keep: Tensor | None) -> T:
     return tensor if tensor is None or keep is None else tensor.index_select(0, keep)
 
 
 def agreeing_parts(make: MakeLinear, weight: Tensor, keep: Tensor, candidates: Sequence[int]) -> list[bool]:
     """For each row count, whether a layer of only the outputs `keep` gives the bits of the whole one."""
-    x = torch.randn(max(candidates), weight.shape[1], generator=torch.Generator().manual_seed(0))
+    weight, x = _tried(make, weight, max(candidates))
     whole, part = make(weight, None), make(weight, None, keep)
     return [torch.equal(whole(x[:rows]).index_select(1, keep), part(x[:rows])) for rows in candidates]
 
 
-def agreeing_rows(linear: Linear, features: int, candidates: Sequence[int]) -> tuple[int, ...]:
+def agreeing_rows(
+    linear: Linear, features: int, candidates: Sequence[int], x: Tensor | None = None
+) -> tuple[int, ...]:
     """The largest set of row counts at which `linear` gives a row the same bits, whatever its place.
 
     Of two sets of one size, that with the larger counts. May be empty: one row has only one place, but more
-    than one row can differ by their places. Deterministic. `features` is the width of the input, float32.
+    than one row can differ by their places. Deterministic. `features` is the width of the input; `x`: inputs
+    to try, float32 [at least the largest count, features].
     """
-    x = torch.randn(max(candidates), features, generator=torch.Generator().manual_seed(0))
+    if x is None:
+        x = torch.randn(max(candidates), features, generator=torch.Generator().manual_seed(0))
     classes: list[tuple[Tensor, list[int]]] = []
     for rows in sorted(candidates, reverse=True):
         # Reversed order, so that agreement with the first of a class also shows that places do not matter.
@@ -158,7 +195,7 @@ def agreeing_rows(linear: Linear, features: int, candidates: Sequence[int]) -> t
 
 
 def choose(
-    samples: Iterable[Tensor], candidates: Sequence[int], ways: Sequence[MakeLinear] = (half, packed, plain)
+    samples: Iterable[Tensor], candidates: Sequence[int], ways: Sequence[MakeLinear] = EXACT
 ) -> tuple[MakeLinear, RowBuckets]:
     """The first way to multiply, and its buckets, that is invariant for weights of all these shapes.
 
@@ -184,5 +221,36 @@ def choose(
 def _common_rows(make: MakeLinear, weights: Sequence[Tensor], candidates: Sequence[int]) -> tuple[int, ...]:
     common = set(candidates)
     for weight in weights:
-        common &= set(agreeing_rows(make(weight, None), weight.shape[1], candidates))
+        tried, x = _tried(make, weight, max(candidates))
+        common &= set(agreeing_rows(make(tried, None), tried.shape[1], candidates, x))
     return tuple(sorted(common))
+
+
+def _tried(make: MakeLinear, weight: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """What a way to multiply is tried with: a weight of this shape, and inputs [rows, in]."""
+    outputs, features = weight.shape
+    if make is narrow:
+        # Rounding to bfloat16 would hide most differences between two orders of summation.
+        return revealing(outputs, features, rows, weight.dtype)
+    return weight, torch.randn(rows, features, generator=torch.Generator().manual_seed(0))
+
+
+def revealing(outputs: int, features: int, rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A weight [outputs, features] and inputs [rows, features] whose exact product is zero.
+
+    Every term has its opposite somewhere else in the sum, and terms differ in size, so a result is nothing
+    but rounding errors: another order of summation is another result, in its leading bits.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def terms(count: int) -> Tensor:
+        size = (count, features // 2)
+        spread = torch.exp2(4 * torch.randn(size, generator=generator))
+        return (torch.randn(size, generator=generator) * spread).to(dtype)
+
+    order = torch.randperm(features // 2 * 2, generator=generator)
+    weight, x = torch.zeros(outputs, features, dtype=dtype), torch.zeros(rows, features)
+    some = terms(outputs)
+    weight[:, order] = torch.cat((some, -some), dim=1)
+    x[:, order] = terms(rows).float().repeat(1, 2)
+    return weight, x

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 class Widths(NamedTuple):
     """Of a model, per row: hidden and inner features, query heads, those that are rotated, and their size.
 
-    `head_norm`: whether heads have norms of their own. `dtype`: of activations; `kv_dtype`: of stored keys.
+    `head_norm`: whether heads have norms of their own. `stream`: the type of the rows that layers add to;
+    `dtype`: of what linear layers return; `attending`: of attention's arithmetic; `kv_dtype`: of stored keys.
+    `scores`: whether attention wants storage for them.
     """
 
     hidden: int
@@ -29,8 +31,11 @@ class Widths(NamedTuple):
     kv_heads: int
     head_dim: int
     head_norm: bool
+    stream: torch.dtype
     dtype: torch.dtype
+    attending: torch.dtype
     kv_dtype: torch.dtype
+    scores: bool
 
 
 class Need(NamedTuple):
@@ -80,24 +85,24 @@ def specs(widths: Widths, need: Need, block: int) -> list[Spec | None]:
     """In the order of the fields of Layers and Attending; None: not needed."""
     import torch
 
-    dtype, wide, rows = widths.dtype, torch.float32, need.rows
+    dtype, wide, rows = widths.attending, torch.float32, need.rows
     rotated, head_dim = widths.rotated, widths.head_dim
     heads = widths.head_norm
     return [
-        Spec((rows, widths.hidden), dtype),
+        Spec((rows, widths.hidden), widths.stream),
         Spec((rows, widths.hidden), wide),
         Spec((rows, 1), wide),
         Spec((rows, rotated, head_dim), wide) if heads else None,
         Spec((rows, rotated, 1), wide) if heads else None,
         Spec((rows, rotated, 2, 2, head_dim // 2), wide),
-        Spec((rows, widths.inner), dtype),
+        Spec((rows, widths.inner), widths.dtype),
         Spec((need.outputs, head_dim), dtype),
         Spec((rows * widths.query_heads, head_dim), dtype),
         Spec((need.queries, head_dim), dtype),
         Spec((need.pieces, block * head_dim), widths.kv_dtype),
         Spec((need.pieces, block * head_dim), dtype) if widths.kv_dtype != dtype else None,
-        Spec((need.scores,), dtype),
-        Spec((need.scores,), dtype),
+        Spec((need.scores,), dtype) if widths.scores else None,
+        Spec((need.scores,), dtype) if widths.scores else None,
     ]
 
 

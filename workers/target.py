@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 
 class TargetLane:
     def __init__(
-        self, engine: Engine[Any], constrain: Constrain | None, acceptance: Acceptance = "coupled"
+        self, engine: Engine[Any], constrain: Constrain | None, acceptance: Acceptance | None = "coupled"
     ) -> None:
+        """`acceptance`: see Judging."""
         self.served: Served = engine
+        self._acceptance = acceptance
         self._judging = Judging(engine, acceptance)
         self._engine = engine
         self._sequences = SequenceTable(constrain)
@@ -102,6 +104,8 @@ class TargetLane:
 
     def _with_q(self, item: VerifyItem) -> VerifyItem:
         """The item with the q rows that lie in an arena. What cannot be had is left out: see Judging."""
+        if self._acceptance is None:
+            return structs.replace(item, q=[])
         if all(row.at is None for row in item.q):
             return item
         size = self._engine.vocabulary.size

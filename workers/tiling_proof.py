@@ -10,16 +10,20 @@ from typing import TYPE_CHECKING
 import torch
 
 from workers.attention import ROW_BY_ROW, PagedAttention, Span, Tiling, blocked
-from workers.blocks import BlockPool, blocks_for
+from workers.blocks import BLOCK, BlockPool, blocks_for
 from workers.kv import PagedKV
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from workers.attention import Kernel
 
 TILES = (2, 4, 6, 8, 12, 16, 32, 64)
 REDUCTIONS = (192, 128, 64)
+_SCORE = 22
+"""Keys exceed queries by so many powers of two: then scores, which are rounding errors, are about 1."""
 
 
 def prove_tiling(
@@ -29,15 +33,17 @@ def prove_tiling(
     dtype: torch.dtype,
     device: torch.device | str,
     kernel: Kernel = blocked,
+    reductions: Sequence[int] = REDUCTIONS,
 ) -> Tiling:
     """The tiling with most tiles whose rows are bitwise alike in every tile, place, batch and length tried.
 
-    Deterministic; takes about a tenth of a second. Falls back to ROW_BY_ROW, which needs no proof: there, the
-    shapes of a call are a function of the row's position alone.
+    `reductions`: those to try; (0,) if the kernel takes none. Deterministic; takes some tenths of a second.
+    Falls back to ROW_BY_ROW, which needs no proof: there, the shapes of a call are a function of the row's
+    position alone.
     """
     trial = _Trial(kv_heads, query_heads, head_dim, dtype, device, kernel)
     best = ROW_BY_ROW
-    for reduction in REDUCTIONS:
+    for reduction in reductions:
         tiles = trial.agreeing(reduction)
         if len(tiles) > (0 if best.alone else len(best.tiles)):
             best = Tiling(tiles, reduction)
@@ -62,10 +68,15 @@ def part_agrees(
 
 
 class _Trial:
-    """Random keys, values and queries of two sequences, and the same rows computed in different company."""
+    """Keys, values and queries of two sequences, and the same rows computed in different company.
 
-    # Places around the lengths at which libraries were seen to change the order of summation.
-    STARTS = (3, 60, 186, 250, 310, 505)
+    They are such that other orders of summation show in the leading bits of the results: each term of a score
+    has its opposite in it, so that scores are rounding errors; and each value in a block of keys has its
+    opposite, with an equal key, half a block further on. Rows that see whole blocks are nothing but errors.
+    """
+
+    # Around lengths at which libraries were seen to change the order; the second row sees whole blocks.
+    STARTS = (2, 62, 190, 254, 318, 510, 574)
     LENGTH = 640
 
     def __init__(
@@ -87,7 +98,8 @@ class _Trial:
         self._kernel = kernel
         generator = torch.Generator().manual_seed(0)
         shape = (2, self.LENGTH, query_heads + 2 * kv_heads, head_dim)
-        everything = torch.randn(shape, generator=generator).to(dtype).to(device)
+        everything = _revealing(torch.randn(shape, generator=generator), query_heads, kv_heads)
+        everything = everything.to(dtype).to(device)
         first = self._per_kv_head * own.start
         self._qkv = torch.cat(
             [
@@ -144,3 +156,18 @@ class _Trial:
         rows = [self._qkv[span.seq, span.start : span.start + span.length] for span in spans]
         scale = self._kv.head_dim**-0.5
         return attention.attend(0, torch.cat(rows), attention.plan(spans), scale)
+
+
+def _revealing(qkv: Tensor, query_heads: int, kv_heads: int) -> Tensor:
+    """Random [seqs, length, heads, head_dim], made so that results are rounding errors; see _Trial."""
+    half = qkv.shape[3] // 2
+    keys = slice(query_heads, query_heads + kv_heads)
+    order = torch.randperm(2 * half, generator=torch.Generator().manual_seed(1))
+    qkv[:, :, :query_heads, order[half:]] = qkv[:, :, :query_heads, order[:half]]
+    qkv[:, :, keys, order[half:]] = -qkv[:, :, keys, order[:half]]
+    qkv[:, :, keys] *= 2.0**_SCORE
+    seqs, length, *rest = qkv.shape
+    blocks = qkv.view(seqs, length // BLOCK, 2, BLOCK // 2, *rest)
+    blocks[:, :, 1, :, keys] = blocks[:, :, 0, :, keys]
+    blocks[:, :, 1, :, keys.stop :] = -blocks[:, :, 0, :, keys.stop :]
+    return qkv

@@ -7,7 +7,6 @@ formula says then differ by what scheduling costs.
 from __future__ import annotations
 
 import statistics
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
 _VOCABULARY = 512
 _WARM_UP_TOKENS = 16
+_WARM_UP_ROUNDS = 2
 _PATIENCE = 60.0
 
 
@@ -63,16 +63,16 @@ def measure(plan: Plan) -> dict[str, Any]:
     )
     with LLM(config) as llm:
         _run(llm, plan, _WARM_UP_TOKENS)
-        before, acceptance, rates = Counters.of(llm), Acceptance(), []
+        before, acceptance, rounds = Counters.of(llm), Acceptance(), []
         for _ in range(plan.repeat):
-            seconds, accepted = _run(llm, plan, plan.new_tokens)
-            acceptance.add(accepted)
-            rates.append(plan.new_tokens / seconds * plan.target_ms / 1e3)
+            acceptance.add(_run(llm, plan, plan.new_tokens))
+            rounds.append(_round_ms(llm, plan))
         counters = Counters.of(llm).since(before)
         setting = llm.coordinator.controller.current
     guessed = counters.hits + counters.misses
     hit = counters.hits / guessed if guessed else 0.0
-    measured = statistics.median(rates)
+    parts = 2 if setting.ubatches == 2 and plan.batch > 1 else 1
+    measured = acceptance.length * plan.target_ms / (parts * statistics.median(rounds))
     says = formula(plan, setting._replace(k=0) if off else setting, acceptance.length, hit)
     return {
         "mode": plan.mode,
@@ -94,8 +94,9 @@ def formula(plan: Plan, setting: Setting, length: float, hit: float) -> float:
 
     In target steps: a verification takes 1, a draft K · c. Sequential: length / (1 + K c). Where verdicts are
     guessed, all wait for drafts only if one verdict of the batch was not, and no draft is ready before it is
-    made. With two ubatches each lane has one in turn, and a round of both takes what the busier lane needs,
-    or one ubatch needs for both of its steps.
+    made; or those whose verdict was not guessed sit out a round, if that costs less. With two ubatches each
+    lane has one in turn, and a round of both takes what the busier lane needs, or one ubatch needs for both
+    of its steps.
     """
     c = plan.draft_ms / plan.target_ms
     draft = setting.k * c
@@ -105,18 +106,24 @@ def formula(plan: Plan, setting: Setting, length: float, hit: float) -> float:
         return length / (1 + draft)
     late = max(0.0, (setting.k + 1) * c - 1)  # one step from the end of the draft, then K
     every = hit**plan.batch
-    return length / (1 + every * late + (1 - every) * (draft + min(late, c)))
+    waits = 1 + every * late + (1 - every) * (draft + min(late, c))
+    return length / (waits if plan.batch == 1 else min(waits, 1 + late + (1 - hit)))
 
 
-def _run(llm: LLM, plan: Plan, new_tokens: int) -> tuple[float, Acceptance]:
+def _run(llm: LLM, plan: Plan, new_tokens: int) -> Acceptance:
+    llm.coordinator.stats.round_times.clear()
     params = [
         SamplingParams(temperature=0.0, seed=i, max_tokens=new_tokens, ignore_eos=True)
         for i in range(plan.batch)
     ]
-    began = time.perf_counter()
-    done = llm.generate([f"prompt {i}" for i in range(plan.batch)], params, progress=False)
-    seconds = time.perf_counter() - began
     acceptance = Acceptance()
-    for completion in done:
+    for completion in llm.generate([f"prompt {i}" for i in range(plan.batch)], params, progress=False):
         acceptance.add(completion.acceptance)
-    return seconds, acceptance
+    return acceptance
+
+
+def _round_ms(llm: LLM, plan: Plan) -> float:
+    """The mean round while all sequences ran; at the end some are done before others."""
+    times = list(llm.coordinator.stats.round_times)[_WARM_UP_ROUNDS:]
+    most = max(time.sequences for time in times)
+    return statistics.fmean(time.total for time in times if time.sequences == most) / 1e6

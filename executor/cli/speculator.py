@@ -8,7 +8,7 @@ import typer
 
 from executor.cli import options as o
 from executor.cli import quitting
-from executor.cli.groups import ProcessOptions, RecoveryOptions, grouped
+from executor.cli.groups import ModelOptions, RecoveryOptions, grouped
 from executor.cli.output import log, log_to_stderr, write
 from executor.errors import InvalidConfig
 
@@ -20,8 +20,17 @@ _MOST_CLIENTS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Speculator(ProcessOptions):
-    """Without what concerns a target lane; `target` is whose head is served."""
+class _Speculator(ModelOptions):
+    """Without what concerns a target lane or its rounds; `target` is whose head is served."""
+
+    lanes: str = field(init=False, default="process")
+    mode: str = field(init=False, default="sequential")
+    hypotheses: None = field(init=False, default=None)
+    ubatches: None = field(init=False, default=None)
+    trace: None = field(init=False, default=None)
+    target_ranks: None = field(init=False, default=None)
+    transport: str = field(init=False, default="auto")
+    require_cuda_ipc: bool = field(init=False, default=False)
 
     target_device: None = field(init=False, default=None)
     target_env: None = field(init=False, default=None)

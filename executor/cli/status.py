@@ -33,6 +33,7 @@ def as_dict(reported: "Reported") -> dict[str, Any]:
         "totals": msgspec.structs.asdict(status.totals),
         "load": msgspec.structs.asdict(status.load),
         "memory": [msgspec.structs.asdict(lane) for lane in status.memory],
+        "setting": msgspec.structs.asdict(status.setting),
         "dropped": msgspec.structs.asdict(reported.dropped),
     }
 
@@ -55,7 +56,7 @@ def rows(status: "Status") -> list[str]:
         (
             lane.lane,
             lane.state,
-            f"pid {lane.pid or '-'}",
+            "pid " + (", ".join(map(str, (lane.pid, *lane.peers))) if lane.pid else "-"),
             f"epoch {lane.epoch}",
             f"{lane.restarts} restarts",
             f"busy {lane.busy_share:.0%}",

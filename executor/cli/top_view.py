@@ -78,6 +78,10 @@ class TopView:
             "rounds_s": round(rates.rounds, 3),
             "acceptance_length": round(rates.length, 4),
             "acceptance_by_position": [round(share, 4) for share in _shares(status)],
+            "setting": status.setting.setting,
+            "setting_reason": status.setting.reason,
+            "hits": status.setting.hits,
+            "misses": status.setting.misses,
             "running": status.load.running,
             "waiting": status.load.waiting,
             "lanes": [
@@ -137,7 +141,8 @@ class TopView:
         rates = self.rates()
         return Text.from_markup(
             f"[bold]{rates.tokens:.1f}[/] tok/s  [bold]{rates.length:.2f}[/] tokens per target step  "
-            f"{rates.rounds:.1f} rounds/s  {status.load.running} running, {status.load.waiting} waiting"
+            f"{rates.rounds:.1f} rounds/s  {status.load.running} running, {status.load.waiting} waiting\n"
+            f"{escape(_setting(status))}"
         )
 
     def _lanes(self, status: Status) -> Table:
@@ -172,6 +177,16 @@ def changes(before: Status, now: Status) -> list[str]:
     if before.health.state != now.health.state:
         told.append(f"{before.health.state} → {now.health.state}")
     return told
+
+
+def _setting(status: Status) -> str:
+    """How is speculated, and why."""
+    if status.speculation == "off":
+        return "no speculation"
+    setting = status.setting
+    guessed = setting.hits + setting.misses
+    foreseen = f", {setting.hits / guessed:.0%} of verdicts foreseen" if guessed else ""
+    return f"{setting.setting} ({setting.reason}){foreseen}"
 
 
 def _state(lane: LaneStatus) -> str:

@@ -22,7 +22,7 @@ from executor.restart import RestartHistory, RestartPolicy
 from ipc.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from executor.launch.plan import PlannedProcess
 
@@ -119,8 +119,8 @@ class Child:
     def step(self, event: Event) -> None:
         self.state = CHILD_TABLE.step(self.state, event)
 
-    def start(self, environment: dict[str, str]) -> None:
-        """`environment`: beside this process's own. Raises OSError."""
+    def start(self, argv: Sequence[str], environment: dict[str, str]) -> None:
+        """`environment`: beside this process's own and the planned one. Raises OSError."""
         with suppress(FileNotFoundError):
             if self.log.stat().st_size > _LOG_BYTES:
                 self.log.replace(self.log.with_suffix(".log.1"))
@@ -129,7 +129,7 @@ class Child:
             log.write(f"--- {time.strftime('%Y-%m-%dT%H:%M:%S%z')} start {self.starts + 1}\n".encode())
             log.flush()
             self._popen = subprocess.Popen(
-                [*tether, *self.plan.argv],
+                [*tether, *argv],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

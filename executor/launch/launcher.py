@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from executor import notify
 from executor.events import record
+from executor.launch import report
 from executor.launch.child import Child, Event, State
 from executor.launch.ear import Ear
 from executor.launch.mps_watch import MpsWatch
 from executor.launch.places import NOTIFY
+from executor.launch.plan import without_speculator
 from executor.restart import RestartPolicy
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ _ENDING_SECONDS = 5.0
 """What a process gets that has to be ended, before it is killed."""
 _GRACE_SECONDS = 10.0
 """What a process may take to end beyond the time that answers under way get."""
+_SPECULATOR_SECONDS = 30.0
+"""So long a target that has to start again waits for a speculator before it does without."""
 _STOP_ORDER: tuple[Kind, ...] = ("target", "speculator", "mps")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -121,7 +125,12 @@ class Launcher:
 
     def _advance(self, child: Child, now: float) -> None:
         silent = now - child.heard_at
-        if child.state is State.WAITING and not self._stops and now >= child.due and self._has_needs(child):
+        if (
+            child.state is State.WAITING
+            and not self._stops
+            and now >= child.due
+            and self._has_needs(child, now)
+        ):
             self._start(child, now)
         elif child.state is State.STARTING and now - child.started_at > self._rules.start:
             self._condemn(child, f"not ready within {self._rules.start:g} s", signal.SIGABRT, now)
@@ -132,22 +141,37 @@ class Launcher:
             del self._kill_at[child.name]
             child.kill()
 
-    def _has_needs(self, child: Child) -> bool:
-        """A daemon must be ready; a speculator only once: without it, a target is slower and no more."""
-        for name in child.plan.needs:
-            needed = self._by_name[name]
-            if needed.state is not State.READY and not (needed.plan.kind == "speculator" and self._served):
-                return False
-        return True
+    def _has_needs(self, child: Child, now: float) -> bool:
+        """A daemon must be ready. So must a speculator at first; later a target waits for it only so long."""
+        needed = [self._by_name[name] for name in child.plan.needs]
+        if not all(
+            each.state is State.READY for each in needed if each.plan.kind == "mps" or not self._served
+        ):
+            return False
+        return (
+            not self._bereft(child)
+            or now - child.due > _SPECULATOR_SECONDS
+            or all(each.state is State.FAILED for each in needed if each.plan.kind == "speculator")
+        )
+
+    def _bereft(self, child: Child) -> bool:
+        """Whether all speculators that it attaches to are of this launch, and none is there."""
+        needed = [self._by_name[name] for name in child.plan.needs]
+        mine = [each for each in needed if each.plan.kind == "speculator"]
+        return 0 < child.plan.attaches == len(mine) and not any(each.state is State.READY for each in mine)
 
     def _start(self, child: Child, now: float) -> None:
         watchdog = {
             notify.SOCKET: str(self._ear.path),
             notify.WATCHDOG_USEC: f"{self._rules.watchdog * 1e6:.0f}",
         }
+        argv = child.plan.argv
+        if self._bereft(child):
+            record(WARNING, "process_without_speculator", name=child.name)
+            argv = without_speculator(argv)
         try:
             self._mps.prepare(child)
-            child.start(watchdog)
+            child.start(argv, watchdog)
         except OSError as error:
             child.reason = f"cannot be started: {error.strerror}"
             self._mourn(child, now)
@@ -261,7 +285,9 @@ class Launcher:
 
     @property
     def _attached(self) -> bool:
-        return all(self._mps.attached(gpu, _pids(self._clients(gpu), gpu)) for gpu in self._mps.daemons)
+        return all(
+            self._mps.attached(gpu, report.clients(self._clients(gpu), gpu)) for gpu in self._mps.daemons
+        )
 
     def _clients(self, gpu: str) -> dict[str, Child]:
         """Processes with a lane on this GPU."""
@@ -276,7 +302,7 @@ class Launcher:
             for gpu in self._mps.daemons:
                 child = self._by_name[f"mps-{gpu}"]
                 lanes = self._clients(gpu)
-                seen = await asyncio.to_thread(self._mps.look, gpu, child.state, _pids(lanes, gpu))
+                seen = await asyncio.to_thread(self._mps.look, gpu, child.state, report.clients(lanes, gpu))
                 now = time.monotonic()
                 if seen.ready and child.state is State.STARTING:
                     self._ready(child)
@@ -290,7 +316,7 @@ class Launcher:
     # ------------------------------------------------------------ what others see
 
     def _publish(self) -> None:
-        status = self.report()
+        status = self._report()
         if status == self._published:
             return
         self._published = status
@@ -299,7 +325,7 @@ class Launcher:
         ready = {notify.READY: "1"} if self._served else {}
         self._notifier.say(**ready, **{notify.STATUS: f"{status['state']}: {words}"})
 
-    def report(self) -> dict[str, Any]:
+    def _report(self) -> dict[str, Any]:
         """What the status file says."""
         return {
             "topology": self._plan.topology.name,
@@ -308,7 +334,7 @@ class Launcher:
             "since": self._since,
             "exit_status": self._status if self._over else None,
             "failure": self.failure or None,
-            "processes": [_report(child) for child in self.children],
+            "processes": [report.process(child) for child in self.children],
         }
 
     def _overall(self) -> str:
@@ -316,46 +342,7 @@ class Launcher:
             return "failed" if self.failure else "stopped"
         if self._stops:
             return "draining"
-        if not self._served:
-            return "starting"
-        if all(child.healthy for child in self.children):
-            return "healthy"
-        targets = [child for child in self.children if child.plan.kind == "target"]
-        answering = all(
-            child.state is State.READY and child.facts.get(notify.HEALTH) in ("healthy", "degraded")
-            for child in targets
-        )
-        return "degraded" if answering else "recovering"
-
-
-def _report(child: Child) -> dict[str, Any]:
-    facts = child.facts if child.pid is not None else {}
-    pairs = (pair.partition(":") for pair in facts.get(notify.LANES, "").split(",") if pair)
-    return {
-        "name": child.name,
-        "kind": child.plan.kind,
-        "state": str(child.state),
-        "pid": child.pid,
-        "starts": child.starts,
-        "url": facts.get(notify.URL),
-        "health": facts.get(notify.HEALTH),
-        "status": facts.get(notify.STATUS),
-        "lanes": {name: int(pid) for name, _, pid in pairs},
-        "reason": child.reason or None,
-        "exit_status": child.exit_status,
-        "log": str(child.log),
-    }
-
-
-def _pids(children: dict[str, Child], gpu: str) -> dict[str, dict[str, int]]:
-    """By process and lane: who must be a client of this GPU's daemon now."""
-    expected = {}
-    for name, child in children.items():
-        if child.state is State.READY and child.pid is not None:
-            lanes = _report(child)["lanes"] or {child.plan.lanes[0].name: child.pid}
-            here = {lane.name for lane in child.plan.lanes if gpu in lane.gpus}
-            expected[name] = {lane: pid for lane, pid in lanes.items() if lane.split("/")[0] in here}
-    return expected
+        return report.serving(self.children) if self._served else "starting"
 
 
 def _ended(pidfd: int) -> bool:

@@ -52,7 +52,7 @@ class PlannedLane:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedProcess:
     """`environment`: beside the launcher's own. `needs`: processes that must be ready before it starts.
-    `listens`: addresses."""
+    `listens`: addresses. `attaches`: to how many speculators that stand alone."""
 
     name: str
     kind: Kind
@@ -60,6 +60,7 @@ class PlannedProcess:
     environment: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     listens: tuple[str, ...] = ()
+    attaches: int = 0
     lanes: tuple[PlannedLane, ...] = ()
     gpus: tuple[str, ...] = ()
     config: Config | None = None
@@ -109,6 +110,11 @@ def make_plan(topology: Topology, found: Sequence[FoundGpu], directory: Path) ->
     addresses = {process.name: process.listens[0] for process in processes if process.kind == "speculator"}
     processes += [_target(target, topology, by_name, addresses) for target in topology.targets]
     return LaunchPlan(topology=topology, directory=directory, gpus=gpus, processes=tuple(processes))
+
+
+def without_speculator(argv: Sequence[str]) -> tuple[str, ...]:
+    """The same command without drafts: at its start, a server has to reach one of its speculators."""
+    return tuple("--speculator=off" if word.startswith("--speculator=") else word for word in argv)
 
 
 def _gpu(gpu: Gpu, found: Sequence[FoundGpu], directory: Path) -> PlannedGpu:
@@ -226,6 +232,7 @@ def _target(
         argv=(*SPECLANE, "serve", *words, *pinned),
         needs=(*daemons, *(name for name in target.attach if name in addresses)),
         listens=(f"http://{target.host}:{target.port}",),
+        attaches=len(target.attach),
         lanes=tuple(lanes),
         gpus=used,
         config=config_of(f"{path}.options", words),

@@ -195,12 +195,20 @@ class Client:
         self._check_room(drafts)
         self.waiting = order
 
+    def hurry(self, order: int) -> bool:
+        """Want no more guesses of an order than there are; whether it still waited here, and has none now."""
+        if self.waiting is None or self.waiting.order != order:
+            return False
+        news = [msgspec.structs.replace(item, k=0) for item in self.waiting.items]
+        self.waiting = msgspec.structs.replace(self.waiting, items=news)
+        return True
+
     def bid(self, *, alone: bool) -> Bid:
         """For what it waits for."""
         assert self.waiting is not None, "only who waits bids"
         items, budget = self.waiting.items, self.waiting.budget
         news = sum(len(item.since) for item in items) + sum(self._untold(item.seq) for item in items)
-        longest = max((item.k for item in items), default=0)
+        longest = max((item.k for item in items if not item.ahead), default=0)
         scarce = budget is not None and sum(item.k for item in items) > budget
         return Bid(self.identity, max(1.0, work(longest, news)), alone or scarce or news > _LIGHT_NEWS)
 
@@ -216,7 +224,8 @@ class Client:
             if held.news is not None:
                 opened.append(held.news)
                 held.news = None
-            items.append(msgspec.structs.replace(item, seq=held.number))
+            k = 0 if item.ahead else item.k  # what is shared prepares nothing ahead, and only takes the news
+            items.append(msgspec.structs.replace(item, seq=held.number, k=k, ahead=[], hypotheses=0))
         return opened, items
 
     def numbers(self) -> dict[int, int]:
@@ -249,7 +258,12 @@ class Client:
             raise ProtocolError(f"sequence {item.seq}: {item.k} guesses asked, of {self.terms.k} at most")
         if item.base_len + item.k > self.terms.max_model_len:
             raise Overdrawn(f"sequence {item.seq} grows beyond {self.terms.max_model_len} tokens")
+        if len(item.ahead) > self.terms.k or item.hypotheses < 0:
+            raise ProtocolError(
+                f"sequence {item.seq}: {len(item.ahead)} tokens ahead, {item.hypotheses} verdicts"
+            )
         self._check_tokens(item.since)
+        self._check_tokens(item.ahead)
         self._check_rows(item.rows, item.base_len)
 
     def _check_rows(self, rows: Sequence[HiddenRows], end: int) -> None:

@@ -30,6 +30,7 @@ from ipc.messages import (
     WIRE_VERSION,
     Allocate,
     Attach,
+    Cancel,
     Close,
     Configure,
     Draft,
@@ -83,6 +84,7 @@ class SpeculatorServer:
         self._closing: list[int] = []
         self._chosen: list[Bid] = []
         self._asked: dict[str, int] = {}
+        self._hurried: set[str] = set()
         self._epoch = ""
         self._terms: Terms | None = None
         self._next_beat = 0.0
@@ -204,12 +206,24 @@ class SpeculatorServer:
             case Draft():
                 client.ask(order)
                 self._turns.ask(client.identity)
+            case Cancel():
+                if not client.hurry(order.order):
+                    self._cancel(client, order.order)
             case Stop():
                 self._say_goodbye(client)
             case _:
                 raise ProtocolError(
                     f"{type(order).__name__} is no order for a server, which shares no memory"
                 )
+
+    def _cancel(self, client: Client, order: int) -> None:
+        """The lane hears of it once nobody waits any more for what it is at."""
+        if self._asked.get(client.identity) != order:
+            return
+        self._hurried.add(client.identity)
+        lane = self._lane
+        if lane.in_flight is not None and {bid.client for bid in self._chosen} <= self._hurried:
+            self._lanes.tell(lane, Cancel(lane.epoch, lane.in_flight))
 
     def _profile(self, room: KvRoom) -> MemoryProfile:
         """A client's share: of its own host's memory it is nothing."""
@@ -330,10 +344,8 @@ class SpeculatorServer:
         return [self._clients[identity] for identity in identities if identity in self._clients]
 
     def _answer(self) -> None:
-        lane = self._lane
-        if not isinstance(drafted := lane.reply, Drafted):
+        if not isinstance(drafted := self._lanes.take(self._lane), Drafted):
             return
-        lane.reply = None
         self._answered(drafted)
 
     def _answered(self, drafted: Drafted) -> None:
@@ -366,7 +378,7 @@ class SpeculatorServer:
         )
         items: list[DraftItem] = []
         budget = None
-        self._asked = {}
+        self._asked, self._hurried = {}, set()
         for client in self._served():
             assert client.waiting is not None, "it has just made a bid"
             self._asked[client.identity] = client.waiting.order

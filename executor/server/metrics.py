@@ -198,7 +198,7 @@ class _State:
         yield CounterMetricFamily(
             "speclane_quarantined_sequences", "Continued without drafts.", value=stats.quarantined
         )
-        k = self._llm.config.num_speculative_tokens if self._llm.speculation != "off" else 0
+        k = self._llm.coordinator.controller.current.k if self._llm.speculation != "off" else 0
         yield GaugeMetricFamily("speclane_num_speculative_tokens", "Longest draft, K.", value=k)
 
     def _hypotheses(self) -> Iterator[Metric]:

@@ -56,9 +56,10 @@ def test_targets_that_share_a_speculator_do_not_share_their_deaths(tmp_path):
         assert launch.stop() == 0
 
 
-def test_a_speculator_over_tcp_may_die(tmp_path):
+def test_a_speculator_over_tcp_may_die_for_good(tmp_path):
     expected = plain()
-    with launched(shipped("remote-speculator"), tmp_path) as launch:
+    topology = shipped("remote-speculator") + "[supervision]\nintensity = 1\n"
+    with launched(topology, tmp_path) as launch:
         launch.until("healthy")
         assert launch.url("remote").startswith("tcp://127.0.0.1:")
         assert text(launch.url()) == expected
@@ -67,6 +68,12 @@ def test_a_speculator_over_tcp_may_die(tmp_path):
         launch.again("remote", 2)
         launch.kill(launch.of("main")["lanes"]["target"])
         assert text(launch.url()) == expected
+
+        launch.kill(launch.of("remote")["pid"])
+        wait_for(lambda: launch.of("remote")["state"] == "failed")
+        assert text(launch.url()) == expected
         launch.kill(launch.of("main")["pid"])
-        launch.again("main", 2)
+        wait_for(lambda: launch.of("main")["starts"] == 2 and launch.of("main")["state"] == "ready")
+        assert launch.status["state"] == "degraded"
+        assert "event=process_without_speculator name=main" in launch.said
         assert text(launch.url()) == expected

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from executor import LLM, Config, InvalidConfig, LaneFailed, Recovery, SamplingParams, Timeouts, process
+from executor.cli.status import rows
 from executor.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -155,6 +156,15 @@ def test_what_cannot_be_shared_is_refused(options, says):
     with pytest.raises(InvalidConfig) as refused:
         Config(**options)
     assert (refused.value.field, str(refused.value)) == ("target_ranks", says)
+
+
+def test_the_status_names_every_process():
+    with toys(target_ranks=2) as llm:
+        target, speculator = llm.status().lanes
+        group = llm.coordinator.lanes[0].process
+        assert (target.pid, *target.peers) == group.pids
+        assert speculator.peers == []
+        assert f"pid {group.pids[0]}, {group.pids[1]}" in rows(llm.status())[0]
 
 
 def test_threads_of_a_lane_are_shared_by_its_ranks():

@@ -40,13 +40,21 @@ def test_a_determined_text_is_the_targets_own(expected, speculator, acceptance, 
         assert llm.coordinator.stats.quarantined == 0
 
 
-@pytest.mark.parametrize("lanes", ["process", "inline"])
-@pytest.mark.parametrize("q_rows", ["sparse", "full"])
-@pytest.mark.parametrize("acceptance", ["rejection", "block"])
-def test_what_is_drawn_from_the_targets_own_distribution_always_stands(acceptance, q_rows, lanes):
+@pytest.mark.parametrize(
+    ("acceptance", "q_rows", "others"),
+    [
+        ("rejection", "sparse", {}),
+        ("block", "full", {}),
+        ("block", "sparse", {"lanes": "inline"}),
+        ("block", "sparse", {"mode": "ahead"}),
+        ("rejection", "full", {"mode": "outcomes"}),
+        ("rejection", "sparse", {"target_ranks": 2}),
+    ],
+)
+def test_what_is_drawn_from_the_targets_own_distribution_always_stands(acceptance, q_rows, others):
     """So it is only if q gets there: of a token that was looked up p decides alone."""
     drafts = {"speculator": f"{TARGET},agree=1.0", "acceptance": acceptance, "q_rows": q_rows}
-    with toys(**drafts, lanes=lanes) as llm:
+    with toys(**drafts, **others) as llm:
         params = [SamplingParams(temperature=1.2, seed=seed, max_tokens=61) for seed in range(3)]
         for completion in llm.generate(PROMPTS, params):
             assert completion.acceptance.accepted == completion.acceptance.drafted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,23 +26,31 @@ class World:
     between: float = 0.0005
     contention: float = 1.0
 
-    def seconds(self, setting: Setting, sequences: int, hit: bool) -> float:
+    def seconds(self, setting: Setting, sequences: int, hits: float) -> float:
+        """`hits`: verdicts that were guessed; the others wait, all or alone."""
         if setting.k == 0:
             return self.fixed + self.row * sequences + self.between
         verify = self.fixed + self.row * sequences * (setting.k + 1) + self.between
         draft = setting.k * self.step + self.between
-        if setting.hypotheses:
-            verify *= self.contention
-        return verify + (0.0 if hit else draft)
+        if not setting.hypotheses:
+            return verify + draft
+        verify *= self.contention
+        wait = draft if hits < sequences else 0.0
+        return verify + (wait if sequences == 1 else min(wait, verify * (1 - hits / sequences)))
 
     def best(self, settings: list[Setting], sequences: int) -> float:
         """Tokens per second of the best fixed setting."""
         rates = []
         for setting in settings:
             expected = sum(self.right**i for i in range(setting.k + 1))
-            chance = self.hit**sequences if setting.hypotheses else 0.0
-            hit, miss = (self.seconds(setting, sequences, known) for known in (True, False))
-            rates.append(sequences * expected / (chance * hit + (1 - chance) * miss))
+            chances = [
+                math.comb(sequences, n) * self.hit**n * (1 - self.hit) ** (sequences - n)
+                for n in range(sequences + 1)
+            ]
+            seconds = sum(
+                chance * self.seconds(setting, sequences, hits) for hits, chance in enumerate(chances)
+            )
+            rates.append(sequences * expected / seconds)
         return max(rates)
 
 
@@ -67,7 +76,7 @@ class Run:
                 accepted += 1
             outcomes.append(Outcome(setting.k, accepted))
         hits = sum(self.random.random() < world.hit for _ in range(sequences)) if setting.hypotheses else 0
-        total = world.seconds(setting, sequences, hits == sequences)
+        total = world.seconds(setting, sequences, hits)
         waits = setting.k > 0 and hits < sequences
         rows = sequences * (setting.k + 1)
         verify = world.fixed + world.row * rows
@@ -176,3 +185,19 @@ def test_lines_and_classes():
     assert costs.tokens(2) == pytest.approx(3.0, abs=0.01)
     assert str(Setting(3, 1, 2)) == "K=3, N=1, two ubatches"
     assert str(OFF) == "off"
+
+
+def test_without_anybody_who_drafts_there_is_nothing_to_choose():
+    """A speculator that is dead, or off, from the start; and one that comes later is made use of."""
+    controller, longest = Controller(Setting(5), adapts=True), Setting(5)
+    now = 0.0
+    while now < 30.0:
+        setting = controller.setting(1, now)
+        assert setting == longest
+        plain = Round(setting, 1, [Outcome(0, 0)], 1, 0.0105, 0.010, 0.0, 0, 0.0, 0, 0)
+        now += plain.total
+        controller.note(plain, now)
+    run = Run(controller, World(), 1)
+    run.now = now
+    run.until(now + 10.0)
+    assert controller.current.k > 1

@@ -140,7 +140,7 @@ def test_a_child_over_its_incarnations(tmp_path):
     )
     child = Child(plan, RestartPolicy(), tmp_path / "x.log")
     for start in (1, 2):
-        child.start({})
+        child.start(child.plan.argv, {})
         assert (child.state, child.starts) == (State.STARTING, start)
         wait_for(lambda: os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None)
         assert child.reap() == "exited with status 0"
@@ -158,7 +158,7 @@ def test_a_log_that_is_too_long_is_put_aside(tmp_path, monkeypatch):
     log = tmp_path / "x.log"
     log.write_text("x" * 11)
     child = Child(PlannedProcess(name="x", kind="target", argv=("true",)), RestartPolicy(), log)
-    child.start({})
+    child.start(child.plan.argv, {})
     wait_for(lambda: os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None)
     child.reap()
     assert (tmp_path / "x.log.1").read_text() == "x" * 11

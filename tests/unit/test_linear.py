@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers.linear import (
+    EXACT,
+    NARROW,
     ONE_BY_ONE,
     ROWS,
     RowBuckets,
@@ -15,8 +17,11 @@ from workers.linear import (
     choose,
     every_count,
     half,
+    has_bfloat16,
+    narrow,
     packed,
     plain,
+    revealing,
 )
 
 FEATURES = 4
@@ -154,12 +159,68 @@ def test_float32_weights_are_not_squeezed_into_16_bits():
         half(weights(8, 8, torch.float32), None)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+needs_bfloat16 = pytest.mark.skipif(not has_bfloat16(), reason="a CPU without bfloat16 arithmetic")
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("given_in", [torch.float32, torch.bfloat16])
+def test_bfloat16_rounds_input_and_result_and_nothing_else(with_bias, given_in):
+    weight = weights(96, 64, torch.bfloat16)
+    bias = weights(1, 96, torch.bfloat16)[0] if with_bias else None
+    x = weights(5, 64, torch.float32, 1.0)
+    exact = x.bfloat16().double() @ weight.double().T + (0 if bias is None else bias.double())
+    y = narrow(weight, bias)(x.to(given_in))
+    assert y.dtype == torch.bfloat16
+    assert ((y.double() - exact).abs() <= exact.abs() * 2.0**-8 + 1e-6).all()
+
+
+@needs_bfloat16
+def test_bfloat16_arithmetic_is_taken_where_it_may_be():
+    weight = weights(192, 576, torch.bfloat16)
+    assert choose([weight], ROWS, NARROW)[0] is narrow
+    assert choose([weight], ROWS)[0] is not narrow
+    assert choose([weights(192, 576, torch.float16)], ROWS, NARROW)[0] is not narrow
+
+
+def test_bfloat16_arithmetic_is_not_emulated(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_f": True, "avx512_bf16": False})
+    with pytest.raises(RuntimeError, match="no bfloat16 arithmetic"):
+        narrow(weights(8, 8, torch.bfloat16), None)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
+    assert has_bfloat16()
+
+
+@pytest.mark.parametrize("features", [576, 97])
+def test_another_order_of_summation_shows_through_rounding_to_bfloat16(features):
+    """Ordinary inputs hide it: there, next to no result differs."""
+    weight, x = revealing(64, features, 16, torch.bfloat16)
+    exact, size = weight.double() @ x.double().T, weight.double().abs() @ x.double().abs().T
+    assert (exact.abs() < size * 1e-13).all()
+
+    def results(weight, x, order):
+        terms = weight[:, None, order].float() * x[None, :, order]
+        total = torch.zeros(terms.shape[:2])
+        for term in terms.unbind(2):
+            total += term
+        return total.bfloat16()
+
+    orders = torch.arange(features), torch.arange(features).flip(0)
+    one, other = (results(weight, x, order) for order in orders)
+    assert (one != other).float().mean() > 0.9
+    plain_x = torch.randn(16, features, generator=torch.Generator().manual_seed(1)).bfloat16().float()
+    one, other = (results(weights(64, features, torch.bfloat16), plain_x, order) for order in orders)
+    assert (one != other).float().mean() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("dtype", "ways"), [(torch.bfloat16, NARROW), (torch.bfloat16, EXACT), (torch.float32, EXACT)]
+)
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_on_this_machine_the_chosen_buckets_are_exact(dtype, data):
+def test_on_this_machine_the_chosen_buckets_are_exact(dtype, ways, data):
     weight = weights(192, 576, dtype)
-    make, buckets = choose([weight], ROWS)
+    make, buckets = choose([weight], ROWS, ways)
     linear = make(weight, None)
     x = weights(buckets.largest, 576, torch.float32, 1.0)
     rows = data.draw(st.sampled_from(buckets.sizes))

@@ -93,6 +93,29 @@ def test_what_is_closed_while_its_order_waits_is_left_out():
     assert a.take() == ([], [])
 
 
+def test_what_is_shared_prepares_nothing_ahead_but_takes_the_news():
+    a = client()
+    a.open([opened(0)], itertools.count())
+    ahead = msgspec.structs.replace(item(0, 4, [9], k=5), ahead=[7, 8], hypotheses=3)
+    a.ask(draft(ahead))
+    assert a.bid(alone=False).work < 5
+    assert a.take()[1] == [item(0, 4, [9], k=0)]
+    for change in ({"ahead": [1] * 6}, {"ahead": [100]}, {"hypotheses": -1}):
+        with pytest.raises(ProtocolError):
+            a.ask(draft(msgspec.structs.replace(ahead, base_len=4, since=[], **change)))
+
+
+def test_an_order_that_is_cancelled_while_it_waits_only_brings_the_news():
+    a = client()
+    a.open([opened(0)], itertools.count())
+    assert not a.hurry(7)
+    a.ask(draft(item(0, 4, [9])))
+    assert not a.hurry(6)
+    assert a.hurry(7)
+    assert a.take()[1] == [item(0, 4, [9], k=0)]
+    assert not a.hurry(7)
+
+
 def test_who_leaves_gives_up_all_that_the_lane_holds():
     numbers, a = itertools.count(), client()
     a.open([opened(0), opened(1)], numbers)

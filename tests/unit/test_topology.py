@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from executor.errors import InvalidConfig
 from executor.launch.commands import arguments, check_words, config_of
+from executor.launch.plan import make_plan, without_speculator
 from executor.launch.topology import parse, read
 
 GPUS = '[[gpus]]\nname = "a"\nselect = 0\nmps = {}\n[[gpus]]\nname = "b"\nselect = "GPU-1"\n'
@@ -94,6 +97,17 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
         InvalidConfig, match=r"nowhere.toml: No such file or directory; try deploy/topologies"
     ):
         read(tmp_path / "nowhere.toml")
+
+
+def test_speculators_may_be_alone_and_targets_attach_to_others():
+    assert parse('name = "x"\n[[speculators]]\nname = "p"\n').targets == []
+    target = parse(f'name = "x"\n{TARGET}attach = ["tcp://other:7000"]\noptions.keys = "k"').targets[0]
+    (process,) = make_plan(
+        parse(f'name = "x"\n{TARGET}attach = ["tcp://127.0.0.1:1"]'), (), Path("/x")
+    ).processes
+    assert (target.attach, process.needs, process.attaches) == (["tcp://other:7000"], (), 1)
+    assert "--speculator=tcp://127.0.0.1:1" in process.argv
+    assert "--speculator=off" in without_speculator(process.argv)
 
 
 def test_a_gpu_may_be_named_by_its_number_where_it_is_used():

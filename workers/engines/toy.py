@@ -184,9 +184,13 @@ class ToyEngine(Weightless):
         ]
 
     def ranked(self, rows: Sequence[int], draws: Sequence[Draw], count: int) -> list[list[int]]:
-        return [
-            ranked_row(self.model.logits(state), draw, count) for state, draw in zip(rows, draws, strict=True)
-        ]
+        ranks = []
+        for state, draw in zip(rows, draws, strict=True):
+            if draw.sampling.temperature < GREEDY_BELOW and draw.edit is None:
+                ranks.append(self.model.likeliest(state)[:count])  # what comes after them is far behind
+            else:
+                ranks.append(ranked_row(self.model.logits(state), draw, count))
+        return ranks
 
     def confidences(self, rows: Sequence[int], tokens: Sequence[int]) -> list[float]:
         return [

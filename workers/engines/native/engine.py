@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from workers.kv import PagedKV
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_PRECISION = "native engine: on a CPU the dtype is that of the weights; everything is computed in float32"
+_PRECISION = "native engine: on this CPU the dtype is that of the weights; everything is computed in float32"
 _NOT_INVARIANT = (
     "native engine: the last bits of a logit depend on what else is in the batch, so where two tokens are "
     "nearly equal the text may depend on speculation"
@@ -86,12 +86,13 @@ class NativeEngine(PagedEngine):
         max_model_len = _max_model_len(self._spec.max_model_len, read_config(directory))
         wanted = Wanted(_DTYPES[self._spec.dtype], self._device, exact, self._group)
         loaded = load(directory, wanted)
-        self._model, self._config, self._widths, self._tiling, self._rows, self._head_rows, notes = loaded
-        if self._device.type == "cpu":
+        self._model, self._config, self._widths, attending, self._rows, self._head_rows, notes = loaded
+        self._tiling, self._kernel = attending.tiling, attending.kernel
+        if self._device.type == "cpu" and self._widths.dtype == torch.float32:
             self._notes.append(_PRECISION)
         self._notes += [*notes, _exactness(loaded) if exact else _NOT_INVARIANT]
-        config, self._dtype = self._config, self._widths.dtype
-        kv = config.layers, config.kv_heads, config.head_dim, self._dtype
+        config = self._config
+        kv = config.layers, config.kv_heads, config.head_dim, self._widths.kv_dtype
         return Form(max_model_len, self._rows.largest, *kv)
 
     def _run_worst(self) -> None:
@@ -112,7 +113,8 @@ class NativeEngine(PagedEngine):
         return f"{len(self._decode.shapes)} graphs"
 
     def _attach(self, kv: PagedKV) -> None:
-        self._attention = PagedAttention(kv, self._config.query_heads, self._dtype, self._tiling)
+        heads, dtype = self._config.query_heads, self._widths.attending
+        self._attention = PagedAttention(kv, heads, dtype, self._tiling, self._kernel)
         if self._decode is not None:
             self._decode.attach(self._attention)
 
@@ -201,7 +203,7 @@ def _exactness(loaded: LoadedModel) -> str:
         for name, failed in (
             ("layers", loaded.rows == ONE_BY_ONE),
             ("output", loaded.head_rows == ONE_BY_ONE),
-            ("attention", loaded.tiling.alone),
+            ("attention", loaded.attending.tiling.alone),
         )
         if failed
     ]

@@ -83,7 +83,7 @@ def gated(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 class Model:
-    """Weights put in order. Activations are float32 on a CPU and in the lane's type elsewhere.
+    """Weights put in order. `dtype`: of the rows that layers add to; linear layers return their own type.
 
     Of a rank that has some of the heads, `config` is that of these; `embedding` [n] → [n, hidden] and the
     layers give whole rows nevertheless (see `workers.engines.native.together`).
