@@ -60,10 +60,21 @@ def rows(lanes: Lanes, lane: Lane, request: Request, room: int) -> list[HiddenRo
     return parts
 
 
-def q_rows(lanes: Lanes, lane: Lane, rows: list[QRow]) -> list[QRow]:
+def q_rows(lanes: Lanes, lane: Lane, rows: Sequence[QRow], room: int) -> list[QRow]:
     """Rows that draft tokens were drawn from, as they are handed to the target. Those in memory that it does
-    not reach, or that waited until their slots were let go, are left out: their tokens count as looked up."""
-    return [row if row.at is None or _lent(lanes, lane, row.at) else LOOKED_UP for row in rows]
+    not reach, or that waited until their slots were let go, and those that do not fit into `room` bytes, are
+    left out: their tokens count as looked up."""
+    handed = []
+    for row in rows:
+        size = inline_bytes(row)
+        taken = size <= room if row.at is None else _lent(lanes, lane, row.at)
+        handed.append(row if taken else LOOKED_UP)
+        room -= size if taken else 0
+    return handed
+
+
+def inline_bytes(row: QRow) -> int:
+    return len(row.tokens) + len(row.weights)
 
 
 def _lent(lanes: Lanes, lane: Lane, at: Descriptor) -> bool:

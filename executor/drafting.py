@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 CATCH_UP_TOKENS = 512
 """A speculator that knows less is first told this many at a time, while the target goes on without it."""
+PREPARE_NEWS = 64
+"""No drafts are prepared where a speculator knows less by so many tokens: each branch would read them."""
 DRAFT_STRIKES = 3
 """A sequence during which the speculator died so often in a row is continued without drafts."""
 
@@ -156,9 +158,11 @@ class Drafting:
         order = self._order
         if order is None or order.waited_until is not None or not order.speculator.serving:
             return
-        if any(its.seq in order.asked for its in requests):
-            if hurry:
-                self._lanes.tell(order.speculator, Cancel(order.speculator.epoch, order.number))
+        asked = [its for its in requests if its.seq in order.asked]
+        needed = any(its.finish_reason is None for its in asked)
+        if asked and (hurry or not needed):
+            self._lanes.tell(order.speculator, Cancel(order.speculator.epoch, order.number))
+        if needed:
             longest = max(asked.k for asked in order.asked.values())
             patience = self._paces[order.speculator.spec].patience(work(longest, 0))
             order.waited_until = time.monotonic() + patience
@@ -282,7 +286,7 @@ class Drafting:
                 self._prepared(asked, item.prepared)
             elif asked.k == 0:
                 pass  # it only caught up
-            elif asked.current and not request.verifying:
+            elif asked.current and not request.verifying and request.finish_reason is None:
                 request.draft = Guesses(item.tokens[: item.worth], item.q[: item.worth])
                 dialogue.refuse(self._lanes, item.q[len(request.draft.tokens) :])
                 self._stats.spared += len(item.tokens) - len(request.draft.tokens)
@@ -343,4 +347,4 @@ def _up_to_date(speculator: Lane, request: Request) -> bool:
     """Whether the speculator can be asked about a sequence without reading much, and without a risk."""
     if request.draft_strikes or _foreign(speculator, request):
         return False
-    return dialogue.backlog(speculator, request) <= CATCH_UP_TOKENS
+    return dialogue.backlog(speculator, request) <= PREPARE_NEWS

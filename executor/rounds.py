@@ -137,8 +137,9 @@ class Rounds:
                 waiting = waiting[: -(-len(plan) // 2)]
             self._drafting.ask(waiting, setting.hypotheses, draft_budget(plan, self.verify_tokens))
         elif setting.hypotheses:
-            ahead = prepared_plan(self._verifying.plan, self._limits(setting.k))
-            self._drafting.prepare(ahead, setting.hypotheses)
+            held = {step.request.seq for step in plan if step.drafted}  # its seat may be another's meanwhile
+            verified = [step for step in self._verifying.plan if step.request.seq in held]
+            self._drafting.prepare(prepared_plan(verified, self._limits(setting.k)), setting.hypotheses)
 
     # ------------------------------------------------------------ verify
 

@@ -8,6 +8,7 @@ from executor import dialogue, prompt_scores
 from executor.hidden_rows import ORDER_BYTES
 from executor.request import NO_GUESSES
 from ipc.messages import Verified, VerifiedItem, Verify, VerifyItem
+from ipc.q_rows import MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +68,7 @@ class Verifying:
         items = []
         reader = self._lanes.speculator
         head = reader.head if reader is not None else None
-        room = ORDER_BYTES
+        room, q_room = ORDER_BYTES, MESSAGE_BYTES  # drafts of several orders may come together here
         transport = self._lanes.transport
         arena = transport.arena_for(target, reader) if head is not None else ""
         for request, *_ in plan:
@@ -80,11 +81,13 @@ class Verifying:
             rows_since = _rows_since(request, draft, head, room) if request.speculate else None
             if head is not None and rows_since is not None:
                 room -= (len(request.tokens) + len(draft) - rows_since) * head.row_bytes
+            handed = dialogue.q_rows(self._lanes, target, q, q_room) if q else q
+            q_room -= sum(map(dialogue.inline_bytes, handed))
             items.append(
                 VerifyItem(
                     *(request.seq, request.gen, len(request.tokens), since, draft, rows_since),
                     prompt_since=prompt_scores.wanted_since(request),
-                    q=dialogue.q_rows(self._lanes, target, q) if q else q,
+                    q=handed,
                 )
             )
             request.verifying = True

@@ -119,11 +119,20 @@ class Branches:
                 break
         self._clear(held)
 
+    def give_up(self) -> None:
+        """Close all, of all sequences: what they take is needed for something else."""
+        for held in self._of.values():
+            self._drop_branches(held)
+
     def close(self, sequence: LaneSequence) -> None:
         if (held := self._of.pop(sequence.seq, None)) is not None:
             self._clear(held)
 
     def _clear(self, held: _Held) -> None:
+        self._drop_branches(held)
+        held.ahead, held.base_len = [], -1
+
+    def _drop_branches(self, held: _Held) -> None:
         for branch in held.branches:
             self._speculator.close(branch.sequence)
-        held.branches, held.ahead, held.base_len = [], [], -1
+        held.branches = []

@@ -51,6 +51,11 @@ class LaneSequence:
         """So many tokens, the first ones, are committed; all but in a branch."""
         return len(self.tokens) - self._assumed
 
+    @property
+    def unseen(self) -> int:
+        """So many of the last tokens the engine has not run yet; all if there is no engine."""
+        return len(self.tokens) - self._cached_of(self.tokens, len(self.tokens))
+
     def branch(self, seq: int, assumed: SequenceOf[int]) -> LaneSequence:
         """The sequence `seq`: this one if `assumed` were committed, too. The engine has to fork it as
         well.

@@ -139,6 +139,10 @@ class SpeculatorLane:
             )
             self._branches.settle(sequence)
             self._speculator.observe(sequence, self._rows(item.rows))
+        # Branches stand in memory that sequences may need: then all of them go.
+        growth = max((sequences[item.seq].unseen + item.k for item in items if not item.ahead), default=0)
+        if growth and self._speculator.room(growth) <= 0:
+            self._branches.give_up()
         most = sum(item.k * max(1, item.hypotheses) for item in items)
         width = q_rows.width(self._q_form, most, self.served.vocabulary.size, arena=bool(arena))
         self._drawing = partial(DrawnFrom, width, QPlacing(self.plane, arena).place)
@@ -185,7 +189,8 @@ class SpeculatorLane:
         cancelled: Callable[[], bool],
     ) -> list[DraftedItem]:
         """Guess verdicts, and draft after each of them."""
-        room = self._speculator.room(max(len(item.ahead) + 1 + item.k for item in items)) - len(items)
+        growth = max(sequences[item.seq].unseen + len(item.ahead) + 1 + item.k for item in items)
+        room = self._speculator.room(growth) - len(items)
         known = {item.seq: self._branches.begin(sequences[item.seq], item.ahead) for item in items}
         ends: dict[int, Branch] = {}
         if room > 0:
@@ -202,8 +207,10 @@ class SpeculatorLane:
             elif tokens:
                 known[seq] = known[seq][0], [tokens[0], *(ask.others or [[]])[0]]
         branches: list[tuple[DraftItem, Branch, Ask]] = []
-        for item in items:
-            count = 0 if cancelled() else max(0, min(item.hypotheses, room))
+        for index, item in enumerate(items):
+            # Where there is not room for all, each gets its share: a round waits for all drafts.
+            share = max(0, room) // (len(items) - index)
+            count = 0 if cancelled() else min(item.hypotheses, share)
             for n_accepted, next_token in self._branches.likeliest(item.ahead, *known[item.seq], count):
                 assumed = [*item.ahead[:n_accepted], next_token]
                 end = ends.get(item.seq) if n_accepted == len(item.ahead) else None

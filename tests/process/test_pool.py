@@ -72,6 +72,14 @@ def test_two_executors_with_targets_of_their_own_share_one_speculator(place, pla
         ]
 
 
+def test_executors_that_hurry_a_server_stay_its_clients(place, plain):
+    with ExitStack() as stack:
+        address, _ = stack.enter_context(server(f"ipc://{place}/s"))
+        llms = [stack.enter_context(attached(address, mode="outcomes")) for _ in range(2)]
+        assert at_once(llms) == [plain[TARGET]] * 2
+        assert [llm.coordinator.deaths["speculator"] for llm in llms] == [0, 0]
+
+
 def test_over_tcp_with_keys(plain, tmp_path):
     make(tmp_path, ["client"])
     keys = f"--keys={tmp_path}"

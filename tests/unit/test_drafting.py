@@ -10,14 +10,15 @@ import pytest
 from letters import request
 
 from executor.config import Timeouts
-from executor.drafting import CATCH_UP_TOKENS, DRAFT_STRIKES, Drafting
+from executor.drafting import CATCH_UP_TOKENS, DRAFT_STRIKES, PREPARE_NEWS, Drafting
 from executor.lane import Lane, LaneEvent, LaneState
 from executor.lanes import WireCounts
 from executor.plan import Step
+from executor.request import Guesses
 from executor.stats import Stats
 from ipc import q_rows
 from ipc.link import LinkState
-from ipc.messages import Draft, Drafted, DraftedItem, DraftItem, LaneSpec, Open, Ready, Vocabulary
+from ipc.messages import Cancel, Draft, Drafted, DraftedItem, DraftItem, LaneSpec, Open, Ready, Vocabulary
 
 SIZE = 100
 TIMEOUTS = Timeouts(draft=1.0, draft_least=0.001)
@@ -288,6 +289,59 @@ def test_rows_that_drafts_were_drawn_from(acceptance, q, used):
     bench.run()
     assert bench.requests[0].draft == (None if used is None else ([1, 1], used))
     assert bench.stats.invalid == bench.stats.quarantined == (used is None)
+
+
+def prepared(bench: Bench) -> list[int]:
+    """The sequences for which drafts are prepared while their own are verified."""
+    for its in bench.requests:
+        its.draft, its.prepared_len = Guesses([1, 1], []), 0
+    bench.lanes.answer = NoReply("timeout")
+    before = len(bench.lanes.orders())
+    bench.drafting.prepare([Step(its, 3) for its in bench.requests], 2)
+    return bench.asked() if len(bench.lanes.orders()) > before else []
+
+
+def test_drafts_are_prepared_only_where_little_is_news():
+    """Each branch would have to read it."""
+    bench = Bench(4, 4, 4)
+    bench.run()
+    bench.requests[1].tokens += [2] * PREPARE_NEWS
+    bench.requests[2].tokens += [2] * (PREPARE_NEWS + 1)
+    assert prepared(bench) == [0, 1]
+
+
+def test_what_is_prepared_for_sequences_that_have_ended_is_not_waited_for():
+    bench = Bench(4, 4)
+    bench.run()
+    assert prepared(bench) == [0, 1]
+    for its in bench.requests:
+        its.finish_reason = "length"
+    bench.drafting.verdict_given(bench.requests, hurry=False)
+    assert bench.drafting.waited_until == 0.0
+    assert isinstance(bench.lanes.sent[-1], Cancel)
+
+
+@pytest.mark.parametrize("hurry", [False, True])
+def test_what_is_prepared_for_one_that_goes_on_is_waited_for(hurry):
+    bench = Bench(4, 4)
+    bench.run()
+    prepared(bench)
+    bench.requests[0].finish_reason = "length"
+    bench.drafting.verdict_given(bench.requests, hurry=hurry)
+    assert bench.drafting.waited_until > 0.0
+    assert isinstance(bench.lanes.sent[-1], Cancel) == hurry
+
+
+def test_a_draft_for_one_that_was_cancelled_meanwhile_is_given_back():
+    bench = Bench(4)
+    bench.lanes.answer = NoReply("timeout")
+    bench.run()
+    bench.requests[0].draft, bench.requests[0].finish_reason = None, "cancelled"
+    bench.lanes.answer = None
+    bench.lanes.answered()
+    bench.drafting.collect(SIZE)
+    assert bench.requests[0].draft is None
+    assert bench.lanes.counts.stale == 1
 
 
 def test_without_a_speculator_or_anything_to_draft():

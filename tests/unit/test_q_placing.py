@@ -69,7 +69,9 @@ def test_rows_are_lent_to_a_target_that_reaches_them_and_others_are_let_go():
     lanes: Any = SimpleNamespace(transport=transport)
     target: Any = SimpleNamespace(epoch="t")
     rows = [QRow(b"", b"", near), SMALL, QRow(b"", b"", far)]
-    assert dialogue.q_rows(lanes, target, rows) == [rows[0], SMALL, q_rows.LOOKED_UP]
+    size = dialogue.inline_bytes(SMALL)
+    assert dialogue.q_rows(lanes, target, rows, size) == [rows[0], SMALL, q_rows.LOOKED_UP]
+    assert dialogue.q_rows(lanes, target, [SMALL, SMALL], size) == [SMALL, q_rows.LOOKED_UP]
     assert leases.count()["lent"] == 1
     assert leases.take_released("s") == [far.ref]
     leases.acked([near.ref], "t")

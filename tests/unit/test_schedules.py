@@ -225,3 +225,20 @@ def test_any_schedule_gives_the_same_tokens(actions, count, setting, temperature
     assert [its.tokens for its in running] == plain(count, temperature)
     assert rounds._stats.invalid == rounds._stats.quarantined == 0 or "kill speculator" in actions
     assert all(len(its.tokens) == 3 + NEW for its in running)
+
+
+def test_nothing_is_prepared_for_a_sequence_that_has_lost_its_seat():
+    lanes = FakeLanes(f"{MODEL},agree=0.7")
+    rounds = made_rounds(lanes, Setting(3, 2))
+    running = requests(2, 0.0)
+    rounds.turn(running, {0, 1}, hold=False)
+    lanes.workers["speculator"].turn()
+    rounds.collect()
+    rounds.turn(running, {0, 1}, hold=False)
+    assert all(its.verifying for its in running)
+    lanes.kill("speculator")
+    rounds.collect()
+    for its in running:
+        its.draft_strikes, its.prepared_len = 0, 0
+    rounds.turn(running, {0}, hold=False)
+    assert set(lanes.speculator.told) == {0}

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from workers.engines.engine import Sample, Score
 
 UBATCH = 0
+_FORKS = 64
+"""Few enough to run at once, whatever was measured."""
 """A lane runs one batch at a time."""
 _GREEDY = SamplingSpec(0.0, 1.0, 0, 0.0, 0, 0, (), None)
 _FILTERED = SamplingSpec(1.0, 0.9, 0, 0.0, 0, 0, (), 1)
@@ -234,7 +236,9 @@ class PagedEngine(ABC):
     def room(self, length: int) -> int:
         # The last block is shared at first: whoever writes to it copies it.
         each = blocks_for(length) + 1
-        return max(0, self._kv.pool.available // each - len(self._open))
+        # They run as one batch, so their logits are to take about as much as was measured in `profile`.
+        rows = self._spec.max_sequences * (self._spec.num_speculative_tokens + 1)
+        return max(0, min(self._kv.pool.available // each - len(self._open), max(rows, _FORKS)))
 
     @torch.inference_mode()
     def forward(self, windows: Sequence[Window]) -> Tensor:

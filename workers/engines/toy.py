@@ -142,7 +142,8 @@ class ToyEngine(Weightless):
         self._forks.discard(other)
 
     def room(self, length: int) -> int:
-        return max(0, self.pool.available // (blocks_for(length) + 1) - len(self._held))
+        own = len(self._held) - len(self._forks)
+        return max(0, self.pool.available // (blocks_for(length) + 1) - own)
 
     def forward(self, windows: Sequence[Window]) -> list[int]:
         """States of the wanted rows. Raises KeyError for an unknown sequence, ValueError for a bad window."""

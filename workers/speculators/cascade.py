@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from workers.sequence import LaneSequence
     from workers.speculator import Ask
 
-_BRANCHES = 1 << 20
+_BRANCH_BYTES = 128 << 20
+"""What contexts of branches take at most."""
 
 
 class DrawnGuess(NamedTuple):
@@ -78,6 +79,8 @@ class CascadeSpeculator:
             prior = Prior(Path(spec.prior)) if spec.prior else None
             self._lookup = Lookup(spec.max_model_len, prior, calibration)
         self._held: dict[int, Held] = {}
+        self._branches: set[int] = set()
+        self._most_branches = _BRANCH_BYTES // max(1, self._head.context().nbytes)
         self._trails: dict[int, Trail] = {}
         # A context has a fixed size, whatever the length of its sequence.
         per_token = -(-self._head.context().nbytes // spec.max_model_len)
@@ -142,12 +145,14 @@ class CascadeSpeculator:
 
     def close(self, sequence: LaneSequence) -> None:
         del self._held[sequence.seq]
+        self._branches.discard(sequence.seq)
         self._trails.pop(sequence.seq, None)
         self._judge.forget(sequence)
         if self._lookup is not None:
             self._lookup.close(sequence)
 
     def fork(self, sequence: LaneSequence, branch: LaneSequence) -> None:
+        self._branches.add(branch.seq)
         start = len(sequence.tokens)
         trail = self._trails.get(sequence.seq)
         self._held[branch.seq] = (
@@ -164,7 +169,8 @@ class CascadeSpeculator:
         self.close(branch)
 
     def room(self, length: int) -> int:
-        return _BRANCHES
+        """A branch has a context of its own, of a fixed size."""
+        return max(0, self._most_branches - len(self._branches))
 
     @torch.inference_mode()
     def observe(self, sequence: LaneSequence, rows: Sequence[tuple[int, Tensor]]) -> None:

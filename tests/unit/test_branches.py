@@ -1,0 +1,97 @@
+"""Branches in a speculator's memory: they stand in what sequences leave free, and leave nothing behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from ipc.messages import DraftedItem, DraftItem, LaneSpec, OpenedSequence, SamplingSpec
+from workers.engines.toy import ToyEngine
+from workers.speculator import SpeculatorLane
+from workers.speculators.draft import DraftSpeculator
+
+SAMPLED = SamplingSpec(0.9, 1.0, 0, 0.0, 1, 0, (), None)
+K = 5
+MANY = 64
+
+
+class Lane:
+    """Of a toy with so many blocks of 64 tokens."""
+
+    def __init__(self, blocks: int, sequences: int = 4) -> None:
+        model = "vocabulary=64,near=0.5,agree=0.7"
+        self.engine = ToyEngine(LaneSpec("speculator", "toy", model, "fp32", "cpu", 1, sequences, 2048))
+        self.engine.allocate(blocks * 64)
+        self.lane = SpeculatorLane(DraftSpeculator(self.engine))
+
+    @property
+    def free(self) -> int:
+        return self.engine.pool.available
+
+    def open(self, seq: int, length: int) -> None:
+        self.lane.open([OpenedSequence(seq, 0, [seq + 1] * length, length, SAMPLED)])
+
+    def draft(self, *items: tuple[int, int], since: list[int] | None = None) -> list[list[int]]:
+        """Of sequences by number and length."""
+        asked = [DraftItem(seq, 0, length, since or [], K, hypotheses=MANY) for seq, length in items]
+        return [item.tokens for item in self.lane.draft(asked)]
+
+    def prepare(self, *items: tuple[int, int, list[int]], count: int = MANY) -> list[DraftedItem]:
+        """Of sequences by number, length and draft."""
+        asked = [
+            DraftItem(seq, 0, length, [], K, ahead=ahead, hypotheses=count) for seq, length, ahead in items
+        ]
+        return self.lane.draft(asked)
+
+
+def test_branches_give_way_to_sequences_that_come():
+    lane = Lane(blocks=64)
+    lane.open(0, 70)
+    (ahead,) = lane.draft((0, 70))
+    lane.prepare((0, 70, ahead))
+    assert lane.free < 62 - 20
+    lane.open(1, 1900)
+    lane.open(2, 1800)
+    assert [len(tokens) for tokens in lane.draft((1, 1900), (2, 1800))] == [K, K]
+    assert lane.free == 64 - 2 - 30 - 29
+
+
+def test_where_there_is_not_room_for_all_each_has_its_share():
+    lane = Lane(blocks=50)
+    for seq in range(4):
+        lane.open(seq, 70)
+    drafts = lane.draft(*((seq, 70) for seq in range(4)))
+    prepared = lane.prepare(*((seq, 70, drafts[seq]) for seq in range(4)))
+    counts = [len(item.prepared) for item in prepared]
+    assert min(counts) >= 2
+    assert max(counts) - min(counts) <= 1
+
+
+def test_what_came_true_is_what_would_have_been_drafted_and_nothing_else_stays():
+    lane = Lane(blocks=100)
+    lane.open(0, 70)
+    (ahead,) = lane.draft((0, 70))
+    ((*_, prepared),) = [lane.prepare((0, 70, ahead))[0].prepared]
+    news = [*ahead[: prepared.n_accepted], prepared.next_token]
+    assert lane.draft((0, 70 + len(news)), since=news) == [prepared.tokens]
+    assert lane.free == 100 - 2
+    lane.lane.close([0])
+    assert lane.free == 100
+
+
+@pytest.mark.parametrize("news", [[63], [63, 62, 61]])
+def test_a_verdict_that_nobody_guessed_leaves_nothing_behind(news):
+    lane = Lane(blocks=100)
+    lane.open(0, 70)
+    (ahead,) = lane.draft((0, 70))
+    lane.prepare((0, 70, ahead), count=3)
+    lane.draft((0, 70 + len(news)), since=news)
+    assert lane.free == 100 - 2
+
+
+def test_one_that_is_closed_takes_its_branches_along():
+    lane = Lane(blocks=100)
+    lane.open(0, 70)
+    (ahead,) = lane.draft((0, 70))
+    lane.prepare((0, 70, ahead))
+    lane.lane.close([0])
+    assert lane.free == 100
