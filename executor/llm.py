@@ -63,6 +63,8 @@ class LLM:
         self._control: ControlServer | None = None
         self._speculation = self.config.speculator
         self._one_swap = threading.Lock()
+        self.trace: Trace | None = None
+        """What lanes did when. One that is put here before `start` is filled, also without a file."""
 
     # ------------------------------------------------------------ life
 
@@ -74,6 +76,8 @@ class LLM:
                 raise Closed("the executor was closed; make a new one")
             if self._coordinator is not None:
                 return  # whoever made it waits for it; what is submitted until then waits in its inbox
+            if self.trace is None and config.trace is not None:
+                self.trace = Trace(config.trace)
             self._coordinator = Coordinator(
                 self._prepared.specs,
                 Controller(config.setting, adapts=config.adapts),
@@ -86,7 +90,7 @@ class LLM:
                 config.placements,
                 config.transport_policy,
                 config.keys,
-                Trace(config.trace) if config.trace is not None else None,
+                self.trace,
             )
             log.info("layout: %s", config.layout)
             self._control = self._listen(self._coordinator.directory)
@@ -127,6 +131,11 @@ class LLM:
     def max_model_len(self) -> int:
         """Longest sequence in tokens, prompt included; the target may lower it when it starts."""
         return (self._coordinator or self._prepared).max_model_len
+
+    @property
+    def target_model(self) -> str:
+        """The target's checkpoint directory, wherever its name led; a toy's parameters for a toy."""
+        return self._prepared.specs[0].model
 
     @property
     def text(self) -> ModelText:

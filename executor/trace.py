@@ -17,21 +17,25 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-_EVENTS_KEPT = 1_000_000
+EVENTS_KEPT = 1_000_000
 """The last so many; a long run's beginning is dropped."""
-_ROWS = {"coordinator": 0, "target": 1, "speculator": 2}
+ROWS = {"coordinator": 0, "target": 1, "speculator": 2}
 
 
 class Trace:
     """Written by one thread. Times in seconds of time.monotonic."""
 
-    def __init__(self, file: Path) -> None:
-        """Raises InvalidConfig if the file cannot be written."""
+    def __init__(self, file: Path | None, kept: int = EVENTS_KEPT) -> None:
+        """`file`: where it is written; None keeps it in memory only. `kept`: the last so many events.
+
+        Raises InvalidConfig if the file cannot be written.
+        """
         self._file = file
-        self._events: deque[dict[str, Any]] = deque(maxlen=_EVENTS_KEPT)
+        self._events: deque[dict[str, Any]] = deque(maxlen=kept)
         self._zero = time.monotonic()
         try:
-            file.touch()
+            if file is not None:
+                file.touch()
         except OSError as error:
             raise InvalidConfig("trace", f"--trace {file}: {error.strerror}; try trace.json") from None
 
@@ -56,11 +60,18 @@ class Trace:
         """Figures over time."""
         self._events.append({"ph": "C", "name": name, "args": dict(values)} | self._at("coordinator", at))
 
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """In the order in which they were noted; to be read when the executor has been closed."""
+        return list(self._events)
+
     def write(self) -> None:
-        """Raises OSError."""
+        """Does nothing without a file. Raises OSError."""
+        if self._file is None:
+            return
         rows = [
             {"ph": "M", "name": "process_name", "pid": row, "tid": 0, "args": {"name": name}}
-            for name, row in _ROWS.items()
+            for name, row in ROWS.items()
         ]
         whole = {"displayTimeUnit": "ms", "traceEvents": [*rows, *self._events]}
         self._file.write_text(json.dumps(whole), encoding="utf-8")
@@ -70,4 +81,4 @@ class Trace:
         self._events.append(event | self._at(row, began))
 
     def _at(self, row: str, at: float) -> dict[str, Any]:
-        return {"ts": (at - self._zero) * 1e6, "pid": _ROWS[row], "tid": 0}
+        return {"ts": (at - self._zero) * 1e6, "pid": ROWS[row], "tid": 0}

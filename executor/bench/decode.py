@@ -1,24 +1,30 @@
 """Decoding speed with and without speculation, on the same prompts, in the same run.
 
-The modes take turns, so that what else the machine does hits them alike. Times are of whole runs, prompts
-included.
+The modes take turns, and other engines with them, so that what else the machine does hits them alike. Times
+are of whole runs, prompts included.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import statistics
+import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from executor.bench.ceiling import Counters, Occupancy, alone, occupancy, report
-from executor.config import available_cores
+from executor.bench.machine import machine
+from executor.bench.peers import Peer, PeerRun, Terms, peer_row, run_peer
+from executor.config import MAX_SEQUENCES, available_cores
 from executor.errors import InvalidConfig, InvalidRequest
 from executor.llm import LLM
 from executor.request import Acceptance
 from executor.sampling import SamplingParams
+from executor.trace import EVENTS_KEPT, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -30,11 +36,16 @@ if TYPE_CHECKING:
 Mode = Literal["off", "sequential", "ahead", "outcomes", "auto"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 _WARM_UP_TOKENS = 8
+_TIMELINE_EVENTS = 100_000
+"""Kept for a timeline: some dozen rounds of many sequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to measure. `config` is that of the speculating modes; a prompt's seed is `seed` + its index."""
+    """What to measure. `config` is that of the speculating modes; a prompt's seed is `seed` + its index.
+
+    `timeline`: whether executors keep what their lanes did last; see `LLM.trace`.
+    """
 
     config: Config
     prompts: Sequence[Prompt]
@@ -44,6 +55,8 @@ class Plan:
     seed: int
     repeat: int
     raw: bool = False
+    peers: Sequence[Peer] = ()
+    timeline: bool = False
 
 
 @dataclass(slots=True)
@@ -87,17 +100,49 @@ class Run:
 
 def prepare(plan: Plan) -> dict[Mode, LLM]:
     """An executor for each mode, not started. Fetches models. Raises InvalidConfig."""
-    return {mode: LLM(_config(plan, mode)) for mode in plan.modes}
+    executors = {mode: LLM(_config(plan, mode)) for mode in plan.modes}
+    if plan.timeline:
+        for llm in executors.values():
+            file = llm.config.trace
+            llm.trace = Trace(file, _TIMELINE_EVENTS if file is None else EVENTS_KEPT)
+    return executors
+
+
+def at_batches(plan: Plan, batches: Sequence[int]) -> list[Plan]:
+    """The same with so many sequences at once; traces of several are told apart by their names."""
+    plans = []
+    for batch in batches:
+        trace = plan.config.trace
+        if trace is not None and len(batches) > 1:
+            trace = trace.with_stem(f"{trace.stem}-batch{batch}")
+        plans.append(replace(plan, config=replace(plan.config, max_sequences=batch, trace=trace)))
+    return plans
+
+
+def together(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Results at several batches as one: all rows, and `batch` a list. A single one is left as it is."""
+    if len(results) == 1:
+        return results[0]
+    return results[0] | {
+        "rows": [row for result in results for row in result["rows"]],
+        "tokens_agree": all(result["tokens_agree"] for result in results),
+        "batch": [result["batch"] for result in results],
+    }
 
 
 def measure(plan: Plan, executors: dict[Mode, LLM], progress: Callable[[str], None]) -> dict[str, Any]:
-    """Rows of results, one per mode, and what they hang on. All executors stay loaded until the end.
+    """Rows of results, one per mode and peer, and what they hang on. All executors stay loaded until the end.
 
     Raises InvalidRequest before anything is loaded, LaneFailed later.
     """
-    prompts = _encode(next(iter(executors.values())), plan)
+    first = next(iter(executors.values()))
+    prompts = _encode(first, plan)
     runs: dict[Mode, list[Run]] = {mode: [] for mode in plan.modes}
+    others: dict[Peer, list[PeerRun]] = {peer: [] for peer in plan.peers}
     with ExitStack() as stack:
+        terms = _terms(
+            plan, first, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="speclane-")))
+        )
         for llm in executors.values():
             stack.enter_context(llm)
             _run(llm, prompts[: plan.config.max_sequences], plan, _WARM_UP_TOKENS)
@@ -106,8 +151,17 @@ def measure(plan: Plan, executors: dict[Mode, LLM], progress: Callable[[str], No
                 run = _run(llm, prompts, plan, plan.new_tokens)
                 runs[mode].append(run)
                 progress(f"{mode} {i + 1} of {plan.repeat}: {run.tokens_per_second:.2f} tok/s")
+            for peer, seen in others.items():
+                if seen and seen[-1].error is not None:
+                    continue  # what failed once would only take time again
+                seen.append(done := run_peer(peer, terms))
+                speed = f"{done.tok_s:.2f} tok/s" if done.error is None else done.error
+                progress(f"{peer.name} {i + 1} of {plan.repeat}: {speed}")
     digests = {digest(run.outputs) for several in runs.values() for run in several}
-    return {"rows": _rows(plan, runs), "tokens_agree": len(digests) == 1} | _circumstances(plan, prompts)
+    rows = _rows(plan, runs)
+    off = next((row["tok_s"] for row in rows if row["mode"] == "off"), None)
+    rows += [peer_row(peer, seen, terms, off) for peer, seen in others.items()]
+    return {"rows": rows, "tokens_agree": len(digests) == 1} | _circumstances(plan, prompts)
 
 
 def digest(outputs: Iterable[Sequence[int]]) -> str:
@@ -130,6 +184,59 @@ def parse_modes(text: str) -> list[Mode]:
             raise InvalidConfig("modes", f"modes names {mode} twice; try {','.join(MODES)}")
         modes.append(mode)
     return modes
+
+
+def parse_batches(text: str) -> list[int]:
+    """`1,2,4,8`. Raises InvalidConfig."""
+    batches: list[int] = []
+    for part in text.split(","):
+        batch = int(part) if part.strip().isdecimal() else 0
+        if not 1 <= batch <= MAX_SEQUENCES:
+            raise InvalidConfig(
+                "batch",
+                f"batch must be whole, from 1 to {MAX_SEQUENCES}, got {part.strip()!r}; try 8 or 1,2,4,8",
+            )
+        if batch in batches:
+            raise InvalidConfig("batch", f"batch names {batch} twice; try 1,2,4,8")
+        batches.append(batch)
+    return batches
+
+
+def total_threads(plan: Plan) -> int:
+    """The most that the lanes of any mode compute with at once: of one if they take turns, else of both."""
+    most = 1
+    for mode in plan.modes:
+        config = _config(plan, mode)
+        target, speculator = config.threads_of("target"), config.threads_of("speculator")
+        if mode == "off":
+            own = target
+        elif mode == "sequential":
+            own = max(target, speculator)
+        else:
+            own = target + speculator
+        most = max(most, own)
+    return min(most, available_cores())
+
+
+def _terms(plan: Plan, llm: LLM, directory: Path) -> Terms:
+    """For peers: the same prompts in the same order, in a file there."""
+    order = [i for indices in _by_category(plan.prompts).values() for i in indices]
+    file = directory / "prompts.jsonl"
+    with file.open("w", encoding="utf-8") as out:
+        for i in order:
+            prompt = plan.prompts[i]
+            line = {"question_id": prompt.question_id, "category": prompt.category, "turns": [prompt.text]}
+            out.write(json.dumps(line) + "\n")
+    return Terms(
+        model=llm.target_model,
+        prompts=file,
+        k=plan.config.num_speculative_tokens,
+        new_tokens=plan.new_tokens,
+        batch=plan.config.max_sequences,
+        threads=total_threads(plan),
+        dtype=plan.config.dtype,
+        temperature=plan.temperature,
+    )
 
 
 def _config(plan: Plan, mode: Mode) -> Config:
@@ -221,6 +328,8 @@ def _row(
     digests = sorted({digest(run.outputs) for run in several})
     return {
         "mode": mode,
+        "engine": "speclane",
+        "method": mode,
         "batch": plan.config.max_sequences,
         **_figures(speed, off, total.acceptance),
         "tokens_sha256": digests[0] if len(digests) == 1 else ",".join(digests),
@@ -282,4 +391,5 @@ def _circumstances(plan: Plan, prompts: Sequence[Sequence[int]]) -> dict[str, An
         "temperature": plan.temperature,
         "seed": plan.seed,
         "repeat": plan.repeat,
+        "machine": machine(),
     }

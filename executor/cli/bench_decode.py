@@ -11,7 +11,10 @@ from executor.cli.output import log, log_to_stderr, note, progress_shown, write_
 from executor.errors import InvalidConfig
 
 if TYPE_CHECKING:
-    from executor.bench.decode import Plan
+    from pathlib import Path
+
+    from executor.bench.decode import Mode, Plan
+    from executor.llm import LLM
 
 _MODES = "off,sequential"
 _ALL_MODES = "off,sequential,ahead,outcomes,auto"
@@ -32,7 +35,9 @@ class _Runs:
         int | None, typer.Option(help="Only the first E prompts of each category.", metavar="E")
     ] = None
     new_tokens: Annotated[int, typer.Option(help="Tokens to decode per prompt.", metavar="N")] = 64
-    batch: Annotated[int, typer.Option(help="Sequences that run at once.", metavar="B")] = 1
+    batch: Annotated[
+        str, typer.Option(help="Sequences that run at once; several numbers with commas.", metavar="B")
+    ] = "1"
     modes: Annotated[str, typer.Option(help="Modes to compare, with commas.", metavar=_ALL_MODES)] = _MODES
     repeat: Annotated[int, typer.Option(help="Runs per mode; the median counts.", metavar="R")] = 3
     raw: o.Raw = False
@@ -40,6 +45,20 @@ class _Runs:
     seed: Annotated[
         int, typer.Option(help="Seed of the first prompt; the next has one more.", metavar="S")
     ] = 0
+    html: Annotated[
+        str | None,
+        typer.Option(help="Write a report with plots, one page without other files.", metavar="FILE"),
+    ] = None
+    peers: Annotated[
+        str | None,
+        typer.Option(
+            help="Also run other engines by run_hf.py and run_vllm.py of a directory, in turns with ours.",
+            metavar="DIR",
+        ),
+    ] = None
+    peer_python: Annotated[
+        str | None, typer.Option(help="Interpreter that has vLLM, for run_vllm.py.", metavar="PATH")
+    ] = None
 
 
 @grouped
@@ -51,15 +70,21 @@ def decode(runs: _Runs, model: ModelOptions, as_json: o.Json = False, verbose: o
     log_to_stderr(verbose=verbose)
     plan = _plan(runs, model)
 
-    from executor.bench.decode import measure, prepare
+    from executor.bench.decode import at_batches, measure, parse_batches, prepare, together
+    from executor.cli.decode_table import show
 
+    report = None if runs.html is None else _report_file(runs.html)
+    plans = at_batches(plan, parse_batches(runs.batch))
     with progress_shown():
-        executors = prepare(plan)
-    result = measure(plan, executors, note)
+        prepared = [(each, prepare(each)) for each in plans]
+    results = [measure(each, executors, note) for each, executors in prepared]
+    result = together(results)
+    if report is not None:
+        report.write_text(_report(result, prepared), encoding="utf-8")
     if as_json:
         write_json(result)
     else:
-        _show(result)
+        show(result)
     _warn(result)
     if not (result["tokens_agree"] or _may_differ(result)):
         raise typer.Exit(1)
@@ -67,7 +92,8 @@ def decode(runs: _Runs, model: ModelOptions, as_json: o.Json = False, verbose: o
 
 def _plan(runs: _Runs, model: ModelOptions) -> "Plan":
     """Raises InvalidConfig or InvalidRequest before anything is loaded."""
-    from executor.bench.decode import Plan, parse_modes
+    from executor.bench.decode import Plan, parse_batches, parse_modes
+    from executor.bench.peers import find_peers
     from executor.bench.prompts import COPY_HEAVY, SHIPPED, read_prompts
     from executor.config import local_path
     from executor.sampling import SamplingParams
@@ -75,7 +101,7 @@ def _plan(runs: _Runs, model: ModelOptions) -> "Plan":
     for name, works in (("new_tokens", 64), ("repeat", 3), ("limit", 8), ("each", 5)):
         if (given := getattr(runs, name)) is not None:
             o.whole(name, given, 1, 1 << 20, works)
-    o.whole("batch", runs.batch, 1, 1024, 8)
+    batches = parse_batches(runs.batch)
     modes = parse_modes(runs.modes)
     speculating = [mode for mode in modes if mode != "off"]
     if model.speculator == "off" and speculating:
@@ -87,8 +113,12 @@ def _plan(runs: _Runs, model: ModelOptions) -> "Plan":
     file = runs.prompts
     shipped = COPY_HEAVY if file is None else SHIPPED.get(file)
     prompts = shipped or local_path("prompts", file, str(COPY_HEAVY))
+    if runs.peers is None and runs.peer_python is not None:
+        raise InvalidConfig("peer_python", "peer-python says nothing without --peers; try --peers DIR")
+    if runs.peers is not None and runs.raw:
+        raise InvalidConfig("raw", "raw contradicts --peers, whose prompts are chats; leave --raw out")
     return Plan(
-        config=model.config(max_sequences=runs.batch, reuse_prefixes=False),
+        config=model.config(max_sequences=batches[0], reuse_prefixes=False),
         prompts=read_prompts(prompts, runs.limit, runs.each),
         modes=modes,
         new_tokens=runs.new_tokens,
@@ -96,14 +126,48 @@ def _plan(runs: _Runs, model: ModelOptions) -> "Plan":
         seed=runs.seed,
         repeat=runs.repeat,
         raw=runs.raw,
+        peers=find_peers(local_path("peers", runs.peers, "."), runs.peer_python)
+        if runs.peers is not None
+        else (),
+        timeline=runs.html is not None,
     )
 
 
+def _report_file(name: str) -> "Path":
+    """Raises InvalidConfig, before anything is measured, if it cannot be written."""
+    from executor.config import local_path
+
+    file = local_path("html", name, "report.html")
+    try:
+        file.touch()
+    except OSError as error:
+        raise InvalidConfig("html", f"--html {file}: {error.strerror}; try report.html") from None
+    return file
+
+
+def _report(result: dict[str, Any], prepared: "list[tuple[Plan, dict[Mode, LLM]]]") -> str:
+    """A page. The executors must have been closed."""
+    from executor.bench.report.decode_report import decode_report
+    from executor.bench.report.timeline import last_rounds
+
+    timelines = {
+        (mode, plan.config.max_sequences): last_rounds(llm.trace.events)
+        for plan, executors in prepared
+        for mode, llm in executors.items()
+        if llm.trace is not None
+    }
+    return decode_report(result, timelines)
+
+
 def _warn(result: dict[str, Any]) -> None:
-    if result["prompts"] < result["batch"]:
-        log.warning("only %d prompts for a batch of %d", result["prompts"], result["batch"])
+    batches = result["batch"] if isinstance(result["batch"], list) else [result["batch"]]
+    if result["prompts"] < max(batches):
+        log.warning("only %d prompts for a batch of %d", result["prompts"], max(batches))
     for row in result["rows"]:
-        if row["speedup"] is not None and row["speedup"] < 1:
+        if row["mode"] is None:
+            if row["tok_s"] is None:
+                log.warning("%s %s failed: %s", row["engine"], row["method"], row["error"])
+        elif row["speedup"] is not None and row["speedup"] < 1:
             log.warning("%s is slower than no speculation: speedup %.2f", row["mode"], row["speedup"])
     if not (result["tokens_agree"] or _may_differ(result)):
         log.warning("the runs decoded different tokens: see tokens_sha256")
@@ -112,50 +176,3 @@ def _warn(result: dict[str, Any]) -> None:
 def _may_differ(result: dict[str, Any]) -> bool:
     """Whether texts hang on what was drafted."""
     return bool(result["acceptance"] != "coupled" and result["temperature"] > 0.0)
-
-
-def _show(result: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    title = f"{result['target']}, {result['dtype']}, {result['threads']} threads, batch {result['batch']}"
-    title += f", {result['acceptance']} acceptance"
-    columns = ("mode", "tok/s", "speedup", "length", "by position", "draft", "verify", "wire", "tokens")
-    caption = "length: tokens per target step; draft, verify, wire: milliseconds per round"
-    table = Table(*columns, title=escape(title), caption=caption, box=None)
-    for row in result["rows"]:
-        split = row["round_ms"]
-        table.add_row(
-            row["mode"],
-            f"{row['tok_s']:.2f}",
-            "-" if row["speedup"] is None else f"{row['speedup']:.2f}",
-            f"{row['acceptance_length']:.2f}",
-            " ".join(f"{share:.0%}" for share in row["acceptance_by_position"]) or "-",
-            *(f"{split[part]:.2f}" for part in ("draft", "verify", "wire")),
-            row["tokens_sha256"][:8],
-        )
-    Console().print(table)
-    _show_categories(result["rows"])
-
-
-def _show_categories(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("category", "mode", "tok/s", "speedup", "length", "by position", box=None)
-    categories = rows[0]["categories"] if rows else {}
-    for category in categories if len(categories) > 1 else ():
-        for row in rows:
-            part = row["categories"][category]
-            table.add_row(
-                escape(category) or "-",
-                row["mode"],
-                f"{part['tok_s']:.2f}",
-                "-" if part["speedup"] is None else f"{part['speedup']:.2f}",
-                f"{part['acceptance_length']:.2f}",
-                " ".join(f"{share:.0%}" for share in part["acceptance_by_position"]) or "-",
-            )
-    if table.row_count:
-        Console().print(table)

@@ -199,3 +199,69 @@ def test_http() -> None:
     assert table.returncode == 0
     for heading in ("delay", "CPU", "speed"):
         assert heading in table.stdout
+
+
+PEER = """
+import argparse, json, pathlib, sys
+parser = argparse.ArgumentParser()
+for name in ("method", "model", "prompts", "k", "new-tokens", "batch", "threads", "dtype", "temperature"):
+    parser.add_argument("--" + name, required=True)
+given = parser.parse_args()
+questions = [json.loads(line) for line in pathlib.Path(given.prompts).read_text().splitlines()]
+print("a line of a log")
+if given.method == "ngram":
+    sys.exit("no n-grams here")
+tokens = len(questions) * int(given.new_tokens)
+print(json.dumps({"engine": "ENGINE " + given.dtype, "tokens": tokens, "tok_s": 100.0 * int(given.batch)}))
+print("the end of a log")
+"""
+
+
+def test_decode_with_peers_at_several_batches(tmp_path) -> None:
+    for script, engine in (("run_hf.py", "hf"), ("run_vllm.py", "v")):
+        (tmp_path / script).write_text(PEER.replace("ENGINE", engine))
+    report = tmp_path / "report.html"
+    options = ("--batch", "1,2", "--limit", "2", "--new-tokens", "6", "--repeat", "1", "--html", str(report))
+    peers = ("--peers", str(tmp_path), "--peer-python", sys.executable)
+    done = bench("decode", *TOY, *DRAFT, *options, *peers, "--modes", "off,ahead", "--json")
+    assert done.returncode == 0
+    result = json.loads(done.stdout)
+    assert (result["batch"], result["tokens_agree"]) == ([1, 2], True)
+    assert [(row["engine"], row["method"], row["batch"]) for row in result["rows"]] == [
+        (engine, method, batch)
+        for batch in (1, 2)
+        for engine, method in (
+            ("speclane", "off"),
+            ("speclane", "ahead"),
+            ("hf bfloat16", "none"),
+            ("hf bfloat16", "lookup"),
+            ("v bfloat16", "none"),
+            ("vllm", "ngram"),
+        )
+    ]
+    off, ahead, none, lookup, _, failed = result["rows"][6:]
+    assert (off["tokens"], ahead["tokens"], none["tokens"], lookup["tok_s"]) == (12, 12, 12, 200.0)
+    assert none["speedup"] == pytest.approx(200.0 / off["tok_s"], rel=1e-3)
+    assert (failed["mode"], failed["tok_s"], failed["error"]) == (None, None, "no n-grams here")
+    assert done.stderr.count("speclane: warning: vllm ngram failed: no n-grams here") == 2
+    page = report.read_text()
+    for said in (
+        "no n-grams here",
+        "hf bfloat16 lookup",
+        'aria-label="lanes in mode ahead, 2 sequences at once"',
+    ):
+        assert said in page
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--batch", "1,0"), "--batch must be whole, from 1 to 1024, got '0'; try 8 or 1,2,4,8"),
+        (("--peer-python", "python3"), "--peer-python says nothing without --peers; try --peers DIR"),
+        (("--peers", "/no/such"), "--peers /no/such has no run_hf.py; try a directory that has it"),
+        (("--html", "/no/such/r.html"), "--html /no/such/r.html: No such file or directory; try report.html"),
+    ],
+)
+def test_decode_refuses_before_anything_starts(options: tuple[str, str], said: str) -> None:
+    done = bench("decode", *TOY, *DRAFT, *options)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"speclane: error: {said}\n")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import typer
 
-from executor.cli import bench_decode, bench_invariance, report
+from executor.cli import bench_invariance, decode_table, report
 from executor.cli.app import app
 from executor.cli.output import log_to_stderr, progress_shown
 from executor.cli.run import run
@@ -196,7 +196,7 @@ def test_drafts_that_were_lost_are_told(capsys) -> None:
 def test_brackets_of_a_path_are_no_markup(capsys) -> None:
     result = {"target": "/models/[big]", "dtype": "bf16", "threads": 1, "batch": 1, "context": 9, "rows": []}
     result["acceptance"] = "coupled"
-    bench_decode._show(result)
+    decode_table.show(result)
     bench_invariance._show(result)
     assert capsys.readouterr().out.count("/models/[big]") == 2
 
