@@ -52,9 +52,9 @@ class Round:
 
     setting: by which it was run, while so many sequences were `running`. outcomes: of those that were judged.
     rows: logit rows that the target ran. total: since the round before. verify: computed by the target.
-    waited: for drafts. draft_steps, draft: what the speculator computed for drafts that were waited for.
-    hits, misses: verdicts that were guessed, and that were not. answered: whether the speculator had said of
-    each sequence what it drafts, if only that it is nothing.
+    waited: for drafts. draft_steps, draft: what the speculator was asked for, and computed, in the last
+    draft that was waited for. hits, misses: verdicts that were guessed, and that were not. answered: whether
+    the speculator had said of each sequence what it drafts, if only that it is nothing.
     """
 
     setting: Setting
@@ -137,7 +137,7 @@ class Controller:
             return False
         reach = costs.tokens(k) - costs.tokens(k - 1)
         brings = costs.hit(self.current.hypotheses) * reach * costs.verify(sequences, sequences * (k + 1))
-        return brings > costs.tokens(k) * costs.draft_step(sequences)
+        return brings > costs.tokens(k) * costs.draft(sequences, k) / k
 
     def worth_waiting(self, ready: int, missing: int) -> bool:
         """Whether those that have a draft are to wait for the others', rather than go without them.
@@ -148,7 +148,7 @@ class Controller:
         if ready == 0 or not costs.known or k == 0:
             return True
         verify = costs.verify(sequences, sequences * (k + 1)) + costs.between
-        wait = k * costs.draft_step(missing) + costs.between
+        wait = costs.draft(missing, k) + costs.between
         return sequences * verify > ready * (verify + wait)
 
     # ------------------------------------------------------------ judging
@@ -223,9 +223,9 @@ class Controller:
             half = -(-sequences // 2)
             verify = costs.verify(half, half * (k + 1)) + costs.between
             # Each lane does one of the two parts while the other lane does the other.
-            return max(verify, k * costs.draft_step(half) + costs.between)
+            return max(verify, costs.draft(half, k) + costs.between)
         verify = costs.verify(sequences, sequences * (k + 1)) + costs.between
-        draft = k * costs.draft_step(sequences) + costs.between
+        draft = costs.draft(sequences, k) + costs.between
         if setting.hypotheses == 0:
             return verify + draft
         hit = costs.hit(setting.hypotheses)

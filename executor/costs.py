@@ -26,10 +26,13 @@ class Outcome(NamedTuple):
 
 
 class Line:
-    """y = a + b x through observations by least squares; of a single x, a constant."""
+    """y = a + b x through observations by least squares; of a single x a constant, or else in proportion to
+    x.
+    """
 
-    def __init__(self, fade: float = _FADE) -> None:
+    def __init__(self, fade: float = _FADE, *, proportional: bool = False) -> None:
         self._fade = fade
+        self._proportional = proportional
         self._n = self._x = self._y = self._xx = self._xy = 0.0
 
     @property
@@ -48,6 +51,8 @@ class Line:
         slope = 0.0
         if spread > 1e-9 * max(1.0, mean_x * mean_x):
             slope = max(0.0, (self._xy / self._n - mean_x * mean_y) / spread)
+        elif self._proportional:
+            slope = mean_y / mean_x
         return max(0.0, mean_y + slope * (x - mean_x))
 
 
@@ -73,7 +78,7 @@ class Mean:
 class Costs:
     def __init__(self) -> None:
         self._verify: dict[int, Line] = {}
-        self._draft: dict[int, Mean] = {}
+        self._draft: dict[int, Line] = {}
         self._hit: dict[int, Mean] = {}
         self._right: list[Mean] = []
         self._rest = Mean(0.0)
@@ -85,8 +90,10 @@ class Costs:
         self._verify.setdefault(size_class(sequences), Line()).note(rows, seconds)
 
     def drafted(self, sequences: int, steps: int, seconds: float) -> None:
-        """The speculator took so many steps for so many sequences."""
-        self._draft.setdefault(size_class(sequences), Mean()).note(seconds / steps, steps)
+        """The speculator was asked for so many steps for so many sequences. An order costs something
+        besides.
+        """
+        self._draft.setdefault(size_class(sequences), Line(proportional=True)).note(steps, seconds)
 
     def judged(self, outcome: Outcome, asked: int) -> None:
         """`asked`: for so many tokens the speculator was asked; a place that it left empty is as good as
@@ -126,8 +133,8 @@ class Costs:
         line = _nearest(self._verify, size_class(sequences))
         return line.at(rows)
 
-    def draft_step(self, sequences: int) -> float:
-        return _nearest(self._draft, size_class(sequences)).value
+    def draft(self, sequences: int, k: int) -> float:
+        return _nearest(self._draft, size_class(sequences)).at(k)
 
     def hit(self, hypotheses: int) -> float:
         return self._hit_of(hypotheses).value if hypotheses else 0.0

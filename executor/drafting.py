@@ -189,8 +189,9 @@ class Drafting:
             if order.amount:
                 pace = self._paces[speculator.spec]
                 pace.note(order.amount, speculator.answered_at - speculator.asked_at)
-                steps = max((len(item.tokens) for item in reply.items), default=0)
-                self.made.append((len(order.asked), max(1, steps), reply.busy_ns / 1e9))
+                # By how much was asked for: where drafts end early, that much costs less.
+                asked_for = max(asked.k for asked in order.asked.values())
+                self.made.append((len(order.asked), asked_for, reply.busy_ns / 1e9))
             coupled = speculator.spec.acceptance == "coupled"
             self._use(order, reply.items, vocabulary_size, coupled=coupled)
         elif owes:

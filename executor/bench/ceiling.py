@@ -54,12 +54,13 @@ class Occupancy:
 def occupancy(llm: LLM, before: Counters, seconds: float, tokens: int) -> Occupancy:
     coordinator = llm.coordinator
     costs, batch = coordinator.controller.costs, llm.config.max_sequences
+    k = coordinator.controller.current.k
     return Occupancy(
         Counters.of(llm).since(before),
         seconds,
         tokens,
         list(coordinator.stats.round_times),
-        costs.draft_step(batch) if costs.draft_known else None,
+        costs.draft(batch, k) / k if costs.draft_known and k else None,
         coordinator.controller.current
         if llm.config.speculates
         else coordinator.controller.current._replace(k=0),
