@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 from pooled import DRAFT, TARGET, attached, server
 
-from executor import LLM, SamplingParams
+from executor import LLM, SamplingParams, Timeouts
 from executor.errors import InvalidConfig
 from ipc.keys import make
 
@@ -227,8 +227,10 @@ def test_bench_pool_reports_speed_and_fairness_of_executors_that_share():
 def test_smollm2_by_a_server_says_what_it_says_alone(place, smollm2):
     """The head reads the target's hidden rows, which travel within messages."""
     chat = [{"role": "user", "content": "Repeat twice: lanes are processes, processes are lanes."}]
-    params = SamplingParams(temperature=0.0, max_tokens=24)
-    options = {"dtype": "bf16", "threads": 1, "max_model_len": 256, "max_sequences": 1}
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    # With so much patience it drafts however long that takes.
+    patient = Timeouts(draft=60.0, draft_least=60.0, hang=60.0)
+    options = {"dtype": "bf16", "threads": 1, "max_model_len": 256, "max_sequences": 1, "timeouts": patient}
     words = ["--engine=native", "--speculator=cascade", "--max-model-len=256", "--max-sequences=1"]
     with (
         server(f"ipc://{place}/s", *words, clients=1) as (address, _),

@@ -73,6 +73,9 @@ class Looked:
 
     def observe(self, sequence: Any, rows: Any) -> None: ...
 
+    def room(self, length: int) -> int:
+        return 1 << 20
+
     def propose(self, asks: Sequence[Any], cancelled: Any = None) -> list[list[int]]:
         size = self.served.vocabulary.size
         return [[(ask.sequence.tokens[-1] + 2 * i) % size for i in range(ask.k)] for ask in asks]
