@@ -35,10 +35,6 @@ class Line:
         self._proportional = proportional
         self._n = self._x = self._y = self._xx = self._xy = 0.0
 
-    @property
-    def known(self) -> bool:
-        return self._n > 0
-
     def note(self, x: float, y: float) -> None:
         fade = self._fade
         self._n, self._x, self._y = fade * self._n + 1, fade * self._x + x, fade * self._y + y
@@ -61,10 +57,6 @@ class Mean:
         self._fade = fade
         self._weight = 0.0 if start is None else 1.0
         self._sum = start or 0.0
-
-    @property
-    def known(self) -> bool:
-        return self._weight > 0
 
     @property
     def value(self) -> float:

@@ -77,8 +77,8 @@ class Drafting:
         self._order: Order | None = None
         self.waited_ns = 0
         """What the speculator computed for answers that somebody may have waited for, so far."""
-        self.made: list[tuple[int, int, float]] = []
-        """Of drafts that were made meanwhile: of how many sequences, how many steps, in how many seconds."""
+        self.made: tuple[int, float] | None = None
+        """Of the last draft that was waited for, until somebody has looked: steps asked for, and seconds."""
         # By what runs, not by incarnation: a lane that starts again is as fast as it was.
         self._paces = defaultdict[LaneSpec, DraftPace](
             lambda: DraftPace(least=timeouts.draft_least, most=timeouts.draft)
@@ -191,7 +191,7 @@ class Drafting:
                 pace.note(order.amount, speculator.answered_at - speculator.asked_at)
                 # By how much was asked for: where drafts end early, that much costs less.
                 asked_for = max(asked.k for asked in order.asked.values())
-                self.made.append((len(order.asked), asked_for, reply.busy_ns / 1e9))
+                self.made = asked_for, reply.busy_ns / 1e9
             coupled = speculator.spec.acceptance == "coupled"
             self._use(order, reply.items, vocabulary_size, coupled=coupled)
         elif owes:

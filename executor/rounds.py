@@ -264,7 +264,7 @@ class Rounds:
     def _tell_controller(self, outcomes: list[Outcome], total_ns: int, verify_ns: int) -> None:
         hits, misses = self._stats.hits, self._stats.misses
         before, self._guesses = self._guesses, (hits, misses)
-        made = self._drafting.made
+        (draft_steps, draft), self._drafting.made = self._drafting.made or (0, 0.0), None
         done = Round(
             setting=self._setting,
             running=self._running,
@@ -273,13 +273,12 @@ class Rounds:
             total=total_ns / 1e9,
             verify=verify_ns / 1e9,
             waited=self._waited_ns / 1e9,
-            draft_steps=made[-1][1] if made else 0,
-            draft=made[-1][2] if made else 0.0,
+            draft_steps=draft_steps,
+            draft=draft,
             hits=hits - before[0],
             misses=misses - before[1],
             answered=self._answered or self._setting.k == 0,
         )
-        made.clear()
         self._controller.note(done, time.monotonic())
         self._stats.hypotheses = self._controller.current.hypotheses
 
