@@ -119,6 +119,7 @@ class Supervisor:
             self._spawn(lane)
         except LaneFailed as error:
             lane.down_because = error.reason
+            lane.step(LaneEvent.ENDED)
             self._died(lane, None)
 
     # ------------------------------------------------------------ what happens to a lane
@@ -191,7 +192,7 @@ class Supervisor:
 
     def bury(self, lane: Lane, reason: str) -> None:
         """The process has ended or was killed: free all that was held for it, and see to its successor."""
-        process, lane.process = lane.process, None
+        process = lane.process
         if process is None:
             return
         self._alive.remove(lane)
@@ -205,14 +206,14 @@ class Supervisor:
         lane.down_because = lane.down_because or reason or exit_text
         lane.stderr_tail = process.stderr_tail()
         process.close()
-        if lane.state is LaneState.STOPPING:
-            lane.step(LaneEvent.ENDED)
-        else:
+        expected = lane.state is LaneState.STOPPING
+        lane.step(LaneEvent.ENDED)
+        lane.process = None  # only now: other threads read that a lane without a process serves no more
+        if not expected:
             self._died(lane, process.pid)
         self.on_change()
 
     def _died(self, lane: Lane, pid: int | None) -> None:
-        lane.step(LaneEvent.ENDED)
         # Before all have served once, the death is an error that the caller sees.
         level = WARNING if self.restarting else INFO
         record(level, "lane_died", lane=lane.name, epoch=lane.epoch, pid=pid, reason=lane.down_because)

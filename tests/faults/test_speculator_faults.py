@@ -53,6 +53,25 @@ def test_killed_while_it_drafts(faults, undisturbed):
         assert target.down_because == ""
 
 
+def test_a_lane_without_a_process_never_seems_to_serve(faults, monkeypatch):
+    """Other threads read both at any time, while the one that buries is somewhere in between."""
+    seen = []
+    with faults.toys() as llm:
+        _, speculator = workers(llm)
+        close = speculator.process.close
+        monkeypatch.setattr(
+            speculator.process,
+            "close",
+            lambda: (seen.append((speculator.process is None, speculator.serving)), close()),
+        )
+        speculator.process.kill(signal.SIGKILL)
+        faults.wait_for(lambda: speculator.process is None)
+        assert not speculator.serving
+        faults.wait_until_healthy(llm)
+        assert workers(llm)[1] is not speculator
+    assert seen == [(False, True)]
+
+
 def test_killed_while_idle(faults, undisturbed):
     with faults.toys() as llm:
         _, speculator = workers(llm)
