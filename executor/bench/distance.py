@@ -1,7 +1,8 @@
 """A speculator server that is near, and farther and farther away, against no speculation: all in one run.
 
-One server, one executor for each distance and one without a speculator stay up throughout and work in turns,
-so that what else the machine does hits all alike. Only one works at a time.
+An executor without a speculator, and for each distance one with a server, stay up throughout and work in
+turns, so that what else the machine does hits all alike. Only one works at a time. Each has a server of its
+own, since one that remembers what was said would have heard it from the others.
 """
 
 from __future__ import annotations
@@ -56,11 +57,10 @@ def measure(plan: Plan, progress: Callable[[str], None]) -> dict[str, Any]:
     if not plan.config.speculates:
         raise InvalidConfig("speculator", "speculator off leaves nothing to measure; try ngram")
     with ExitStack() as stack:
-        address, _ = stack.enter_context(server_process("tcp://127.0.0.1:0", plan.server))
-        port = int(address.rpartition(":")[2])
         configs = [replace(plan.config, speculator="off")]
         for milliseconds in plan.round_trips:
-            wire = stack.enter_context(LongWire(port, milliseconds / 1e3))
+            address, _ = stack.enter_context(server_process("tcp://127.0.0.1:0", plan.server))
+            wire = stack.enter_context(LongWire(int(address.rpartition(":")[2]), milliseconds / 1e3))
             configs.append(replace(plan.config, speculator=wire.address))
         clients = [Client(stack.enter_context(LLM(config)), plan.work) for config in configs]
         speeds: list[list[float]] = [[] for _ in clients]

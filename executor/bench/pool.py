@@ -107,7 +107,10 @@ def _measured(plan: Plan, mode: Mode) -> tuple[list[float], list[Client]]:
             place = stack.enter_context(tempfile.TemporaryDirectory(prefix="pool-"))
             address, _ = stack.enter_context(server_process(f"ipc://{Path(place) / 's'}", plan.server))
             config = replace(config, speculator=address)
-        clients = [Client(stack.enter_context(LLM(config)), plan.work) for _ in range(plan.executors)]
+        clients = [
+            Client(stack.enter_context(LLM(config)), plan.work, share=number / plan.executors)
+            for number in range(plan.executors)
+        ]
         return stretch(clients, plan.seconds), clients
 
 

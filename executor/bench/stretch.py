@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from executor.llm import LLM
 
-_WARM_UP_TOKENS = 8
+_WARM_UP, _WARM_UP_TOKENS = "Hello.", 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +31,14 @@ class Work:
 class Client:
     """Of one executor. `said`: all that it answered to each prompt, by the prompt's number."""
 
-    def __init__(self, llm: LLM, work: Work) -> None:
-        """Starts the executor, and asks it something."""
+    def __init__(self, llm: LLM, work: Work, share: float = 0.0) -> None:
+        """Starts the executor, and asks it something. It begins so far into the prompts: two who share a
+        speculator that remembers must not ask the same."""
         self.llm = llm
         self.said: dict[int, set[tuple[int, ...]]] = {}
         self._work = work
-        self._next = 0
-        llm.chat([{"role": "user", "content": work.prompts[0]}], SamplingParams(max_tokens=_WARM_UP_TOKENS))
+        self._next = int(share * len(work.prompts))
+        llm.chat([{"role": "user", "content": _WARM_UP}], SamplingParams(max_tokens=_WARM_UP_TOKENS))
 
     @property
     def tokens(self) -> int:
@@ -45,7 +46,7 @@ class Client:
         return self.llm.coordinator.stats.acceptance.tokens
 
     def ask(self, stop: threading.Event) -> None:
-        """The prompts in turn, from where it was, until `stop`."""
+        """The prompts in turn, from where it was, until `stop`: none is asked again before all have been."""
         while not stop.is_set():
             numbers = [(self._next + i) % len(self._work.prompts) for i in range(self._work.at_once)]
             self._next += self._work.at_once

@@ -42,7 +42,7 @@ def distance(
     config = model.config(max_sequences=batch, reuse_prefixes=False)
     plan = Plan(
         config=config,
-        server=server_words(model, config, clients=len(distances), verbose=verbose),
+        server=server_words(model, config, clients=1, verbose=verbose),
         work=Work(prompts=prompts_of(prompts), new_tokens=new_tokens, temperature=temperature, at_once=batch),
         round_trips=distances,
         seconds=seconds,

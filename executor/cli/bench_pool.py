@@ -16,7 +16,7 @@ Prompts = Annotated[
     typer.Option(
         help="JSON lines with question_id, category, turns; copy-heavy and lane-bench are shipped.",
         metavar="copy-heavy|lane-bench|FILE",
-        show_default="one of each category of lane-bench",
+        show_default="lane-bench",
     ),
 ]
 _SERVER = (
@@ -83,14 +83,14 @@ def server_words(model: ProcessOptions, config: "Config", *, clients: int, verbo
 
 
 def prompts_of(file: str | None) -> list[str]:
-    """What users say. Raises InvalidConfig about `prompts`."""
-    from executor.bench.prompts import LANE_BENCH, SHIPPED, read_prompts
+    """What users say, of all categories in turn. Raises InvalidConfig about `prompts`."""
+    from executor.bench.prompts import LANE_BENCH, SHIPPED, mixed, read_prompts
     from executor.config import local_path
 
     path = SHIPPED.get(file or "") or (
         LANE_BENCH if file is None else local_path("prompts", file, "lane-bench")
     )
-    return [prompt.text for prompt in read_prompts(path, each=1 if file is None else None)]
+    return [prompt.text for prompt in mixed(read_prompts(path))]
 
 
 def _show(result: dict[str, Any]) -> None:
