@@ -67,6 +67,15 @@ def test_decode_by_rejection(temperature: str, agrees: bool) -> None:
     assert result["rows"][1]["acceptance_length"] > 1
 
 
+def test_a_run_is_not_known_by_heart_in_the_next_one() -> None:
+    lengths = []
+    for repeat in ("1", "3"):
+        options = ("--speculator", "suffix", "--new-tokens", "40", "--limit", "2", "--repeat", repeat)
+        done = bench("decode", *TOY, *options, "--modes", "sequential", "--json")
+        lengths.append(json.loads(done.stdout)["rows"][0]["acceptance_length"])
+    assert lengths[0] == lengths[1]
+
+
 @pytest.mark.parametrize(("temperature", "batch"), [("0", "1"), ("1", "3")])
 def test_decode(temperature: str, batch: str) -> None:
     options = (
