@@ -143,6 +143,8 @@ def test_recovery() -> None:
         assert 0 < row["gap_steps"]["p50"] <= row["gap_steps"]["p99"] <= row["gap_steps"]["max"]
         # Only a load that began before the disturbance could take longer than the way back.
         assert 0 < row["back_beyond_load_seconds"]["p50"] < row["back_seconds"]["p50"]
+        assert row["unmapped_ms"] is None  # such lanes share no memory
+        assert (row["ended_ms"] is not None) == name.endswith("_killed")
 
 
 def test_recovery_refuses_what_leaves_nothing_to_measure() -> None:
