@@ -67,6 +67,20 @@ def test_decode_by_rejection(temperature: str, agrees: bool) -> None:
     assert result["rows"][1]["acceptance_length"] > 1
 
 
+def test_decode_by_each_acceptance_side_by_side() -> None:
+    options = ("--new-tokens", "16", "--limit", "3", "--repeat", "1", "--temperature", "1")
+    done = bench("decode", *TOY, *DRAFT, *options, "--acceptance", "coupled,rejection,block", "--json")
+    result = json.loads(done.stdout)
+    assert (done.returncode, result["acceptance"]) == (0, "coupled,rejection,block")
+    assert (result["promise_kept"], result["tokens_agree"]) == (True, False)
+    rows = {row["method"]: row for row in result["rows"]}
+    ways = ("coupled", "rejection", "block")
+    assert list(rows) == ["off", *(f"sequential {way}" for way in ways)]
+    assert [row["acceptance"] for row in result["rows"]] == [None, *ways]
+    assert rows["off"]["tokens_sha256"] == rows["sequential coupled"]["tokens_sha256"]
+    assert all(rows[f"sequential {way}"]["acceptance_length"] > 1 for way in ways)
+
+
 @pytest.mark.parametrize(("temperature", "batch"), [("0", "1"), ("1", "3")])
 def test_decode(temperature: str, batch: str) -> None:
     options = (
