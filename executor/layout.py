@@ -1,7 +1,8 @@
 """Which cores and how many threads each lane has on a CPU, where nothing else was said. Pure.
 
 Lanes that work at the same time and share cores wait for each other's threads: a parallel step is as slow as
-its slowest part. So they get threads for as many cores as there are, between them.
+its slowest part. So they get threads for as many cores as there are, between them. On few cores that takes
+more from the target than a hidden draft is worth: there, lanes that need not work at once have all in turns.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 _LOOKUPS = frozenset({"off", "ngram", "suffix"})
 _SHARE = 4
 """A speculator that computes gets one core in so many: a draft step costs far less than a target's."""
+_FEW = 8
+"""With fewer, the target's step becomes longer by more than the fifth that drafting takes at most."""
 
 
 class Layout(NamedTuple):
@@ -38,7 +41,8 @@ def layout(cores: Sequence[int], speculator: str, mode: Mode, *, apart: bool) ->
     everything = tuple(sorted(cores))
     if len(everything) == 1 or (speculator in _LOOKUPS and not apart):
         return Layout(everything, everything[-1:])
-    if mode == "sequential" and not apart:
+    in_turns = mode == "sequential" or (mode == "auto" and len(everything) < _FEW)
+    if in_turns and not apart:
         return Layout(everything, everything)
     theirs = max(1, len(everything) // _SHARE) if speculator not in _LOOKUPS else 1
     return Layout(everything[:-theirs], everything[-theirs:])

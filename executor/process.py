@@ -169,15 +169,24 @@ def _on_cores(cores: frozenset[int] | None) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+def numeric_environment(threads: int) -> dict[str, str]:
+    """This process's environment with what a worker's arithmetic goes by; what is set already stays."""
+    defaults = {
+        # A step has parts that one thread computes, far shorter than a millisecond. The others of its pool
+        # spin through them (GNU's library, LLVM's): sleeping, they are woken hundreds of times a step. To
+        # spin longer would take the time of the other lane, where lanes share cores.
+        "GOMP_SPINCOUNT": "10000",
+        "KMP_BLOCKTIME": "1",
+        # Reading all weights for every step is what a CPU waits for; large pages make it a fifth faster.
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    }
+    return defaults | dict(os.environ) | {"OMP_NUM_THREADS": str(threads)}
+
+
 def _environment(threads: int, own: Mapping[str, str]) -> dict[str, str]:
-    environment = os.environ | own
+    environment = numeric_environment(threads) | dict(own)
     for name in NOTIFY_VARIABLES:  # the executor's to answer, not its workers'
         environment.pop(name, None)
-    environment["OMP_NUM_THREADS"] = str(threads)
-    # Lanes share cores: a pool that spins after its work takes the time from the other lane.
-    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # Reading all weights for every step is what a CPU waits for; large pages make it a fifth faster.
-    environment.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     environment["HF_HUB_OFFLINE"] = (
         "1"  # a worker reads local files only; fetching was done before it started
     )

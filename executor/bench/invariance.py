@@ -13,6 +13,7 @@ import msgspec
 
 from executor.errors import InvalidConfig, SpeclaneError
 from executor.model import prepare
+from executor.process import numeric_environment
 
 if TYPE_CHECKING:
     from executor.config import Config
@@ -55,7 +56,7 @@ def _run(command: list[str], threads: int) -> subprocess.CompletedProcess[str]:
             check=False,
             stdin=subprocess.DEVNULL,
             pass_fds=(death_fd,),
-            env={"OMP_WAIT_POLICY": "PASSIVE"} | os.environ | {"OMP_NUM_THREADS": str(threads)},
+            env=numeric_environment(threads),
         )
     finally:
         os.close(death_fd)

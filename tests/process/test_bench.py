@@ -81,6 +81,15 @@ def test_decode_by_each_acceptance_side_by_side() -> None:
     assert all(rows[f"sequential {way}"]["acceptance_length"] > 1 for way in ways)
 
 
+def test_a_run_is_not_known_by_heart_in_the_next_one() -> None:
+    lengths = []
+    for repeat in ("1", "3"):
+        options = ("--speculator", "suffix", "--new-tokens", "40", "--limit", "2", "--repeat", repeat)
+        done = bench("decode", *TOY, *options, "--modes", "sequential", "--json")
+        lengths.append(json.loads(done.stdout)["rows"][0]["acceptance_length"])
+    assert lengths[0] == lengths[1]
+
+
 @pytest.mark.parametrize(("temperature", "batch"), [("0", "1"), ("1", "3")])
 def test_decode(temperature: str, batch: str) -> None:
     options = (

@@ -15,6 +15,9 @@ from executor.layout import Layout, layout
     [
         (2, "cascade", "sequential", False, ((0, 1), (0, 1))),
         (2, "cascade", "ahead", False, ((0,), (1,))),
+        (2, "cascade", "auto", False, ((0, 1), (0, 1))),
+        (2, "cascade", "auto", True, ((0,), (1,))),
+        (8, "cascade", "auto", False, ((0, 1, 2, 3, 4, 5), (6, 7))),
         (16, "cascade", "auto", False, (tuple(range(12)), (12, 13, 14, 15))),
         (16, "suffix", "auto", False, (tuple(range(16)), (15,))),
         (16, "off", "sequential", False, (tuple(range(16)), (15,))),
@@ -23,7 +26,7 @@ from executor.layout import Layout, layout
         (1, "cascade", "auto", True, ((0,), (0,))),
     ],
 )
-def test_lanes_that_work_at_once_share_no_core(cores, speculator, mode, apart, expected):
+def test_lanes_that_have_to_work_at_once_share_no_core(cores, speculator, mode, apart, expected):
     assert layout(range(cores), speculator, mode, apart=apart) == expected
 
 
