@@ -113,6 +113,7 @@ class Lanes:
         self.supervisor.on_change = self._changed
         self._allocation = Allocation(memory, recovery.standby)
         self.transport = Transport(transport or TransportPolicy(), self._post, timeouts.draft)
+        self.supervisor.on_dying = self.transport.dying
         self.counts = WireCounts()
         self.times = LaneTimes()
         self._woken = False
@@ -278,6 +279,8 @@ class Lanes:
             case Readable(int(fd)):
                 if (lane := self.supervisor.by_pidfd(fd)) is not None:
                     self._ended(lane)
+                else:
+                    self.supervisor.broken(fd)
             case Garbled(identity, reason):
                 self.counts.garbled += 1
                 if (lane := self.supervisor.by_identity.get(identity)) is not None:
@@ -331,6 +334,7 @@ class Lanes:
         elif fact.lane != lane.name:
             self.supervisor.take_down(lane, f"greets as {fact.lane}")
         else:
+            self.supervisor.greeted(lane)
             self._post(lane, Configure(lane.epoch, lane.spec))
 
     def _loaded(self, lane: Lane, fact: Loaded) -> None:

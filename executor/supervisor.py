@@ -64,6 +64,7 @@ class Supervisor:
         self._due: list[tuple[float, Callable[[], None]]] = []
         self._spares: dict[LaneName, Lane] = {}
         self._incoming: dict[str, Callable[[Lane], None]] = {}
+        self._canaries: dict[int, Lane] = {}
         self.current = {spec.lane: Lane(spec) for spec in specs}
         self.by_identity: dict[str, Lane] = {}
         self.restarting = False
@@ -78,6 +79,8 @@ class Supervisor:
         """How often a lane was started again, or a spare took its place."""
         self.given_up: set[LaneName] = set()
         self.on_change: Callable[[], None] = lambda: None
+        self.on_dying: Callable[[Lane], None] = lambda lane: None
+        """Called for a lane that is being killed, before that is over."""
 
     # ------------------------------------------------------------ start
 
@@ -126,6 +129,25 @@ class Supervisor:
 
     # ------------------------------------------------------------ what happens to a lane
 
+    def greeted(self, lane: Lane) -> None:
+        """From now on it may be heard of that it is being killed."""
+        if lane.process is not None and (lifeline := lane.process.lifeline) is not None:
+            lifeline.listen()
+            for canary in lifeline.canaries:
+                self._canaries[canary] = lane
+                self._hub.watch(canary)
+
+    def broken(self, fd: int) -> None:
+        """What was a canary, perhaps, is no more."""
+        if (lane := self._canaries.get(fd)) is not None:
+            self._forget_canaries(lane)
+            self.on_dying(lane)
+
+    def _forget_canaries(self, lane: Lane) -> None:
+        for canary in [fd for fd, its in self._canaries.items() if its is lane]:
+            self._hub.unwatch(canary)
+            del self._canaries[canary]
+
     def ready(self, lane: Lane) -> None:
         lane.step(LaneEvent.READY)
         if (then := self._incoming.pop(lane.identity, None)) is not None:
@@ -169,6 +191,8 @@ class Supervisor:
         """Kill a lane that cannot be trusted any more."""
         if lane.process is not None:
             lane.process.kill()
+            self.on_dying(lane)
+        if lane.process is not None:  # else whoever heard of it could not be told, and this lane went with it
             lane.process.wait(time.monotonic() + 5.0)
         self.bury(lane, reason)
 
@@ -200,6 +224,7 @@ class Supervisor:
         self._alive.remove(lane)
         del self.by_identity[lane.identity]
         self._hub.unwatch(process.pidfd)
+        self._forget_canaries(lane)
         status = process.wait(time.monotonic() + 1.0)
         if status is not None:
             exit_text = process.describe_exit(status)

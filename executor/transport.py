@@ -50,7 +50,8 @@ class TransportInfo(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Port:
-    """A lane that has loaded. `arenas`: its own, None while made. `opened`: those of others that it reads."""
+    """A lane that has loaded. `arenas`: its own, None while made. `opened`: those of others that it reads.
+    `failed`: it exports nothing any more."""
 
     lane: Lane
     no_cuda_ipc: str
@@ -58,6 +59,7 @@ class _Port:
     arenas: dict[str, _Arena | None] = field(default_factory=dict)
     opened: set[str] = field(default_factory=set)
     failed: bool = False
+    dying: bool = False
 
 
 class _Arena(NamedTuple):
@@ -124,9 +126,11 @@ class Transport:
 
     def exported(self, lane: Lane, fact: Exported) -> None:
         port = self._ports.get(lane.epoch)
-        if port is None or fact.arena not in port.arenas:
-            return  # of a try that was given up
         arena, reason = _received(lane, fact)
+        if port is None or fact.arena not in port.arenas:  # of a try that was given up
+            if arena is not None:
+                _close(arena.fd)
+            return
         if arena is None:
             del port.arenas[fact.arena]
             self._failed(port, f"the {lane.name} exports nothing: {reason}")
@@ -146,6 +150,13 @@ class Transport:
         port.opened.add(fact.arena)
         if self.chosen is None and self._joined():
             self._choose(self._left[0])
+
+    def dying(self, lane: Lane) -> None:
+        """It is being killed: what it exported is closed everywhere at once. What it was lent is its own
+        until its death is certain."""
+        if (port := self._ports.get(lane.epoch)) is not None:
+            port.failed = port.dying = True
+            self._discard(port.arenas)
 
     def reconcile(self, alive: Sequence[Lane]) -> None:
         """Only these lanes run. What others exported is closed everywhere at once, what they read is free."""
@@ -210,8 +221,8 @@ class Transport:
         self._reasons.append(f"no cuda_ipc: {obstacle}")
         if self._policy.require_cuda_ipc:
             self._refuse(obstacle)
-        elif self._policy.name == "cuda_ipc":
-            record(WARNING, "transport_fallback", transport="cuda_ipc", reason=obstacle)
+        elif self._policy.name != "auto":
+            record(WARNING, "transport_fallback", transport=self._policy.name, next=ways[0], reason=obstacle)
         return ways
 
     def _export(self, port: _Port, way: SharedTransport) -> None:
@@ -280,7 +291,8 @@ class Transport:
             self.leases.gone(name)
         for port in list(self._ports.values()):
             port.opened.difference_update(names)
-            if names and port.lane.process is not None and port.lane.link.state in _TAKES_ORDERS:
+            told = port.lane.process is not None and port.lane.link.state in _TAKES_ORDERS and not port.dying
+            if names and told:
                 self._post(port.lane, Unmap(port.lane.epoch, names))
 
 

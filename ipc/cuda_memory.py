@@ -23,15 +23,47 @@ if TYPE_CHECKING:
     from ipc.messages import ArenaExport
 
 
-class CudaMemory:
-    """The exporter's end: an allocation of its own."""
+class _DeviceMemory:
+    """At one address of this process, however it came there."""
 
-    def __init__(self, nbytes: int, device_id: str) -> None:
-        """Raises CudaIpcUnavailable if it cannot be shared, ArenaError if there is not so much memory."""
+    pointer: int
+
+    def __init__(self, device_id: str) -> None:
+        """Raises CudaIpcUnavailable if memory of this device cannot be shared."""
         cuda.check_possible(device_id)
         self._runtime = cuda.runtime()
         self._ordinal = cuda.ordinal_of(device_id)
         self._held = _Held()
+
+    def span(self, offset: int, nbytes: int) -> DeviceSpan:
+        return DeviceSpan(self._runtime, self._ordinal, self._held, self.pointer + offset, nbytes)
+
+    def synchronise(self) -> None:
+        """Until the device has done what it was asked to."""
+        with self._device():
+            self._runtime.synchronise()
+
+    def close(self) -> bool:
+        """Whether it is let go of; it is not while spans of it are held, but may be tried again."""
+        if self._held.count:
+            return False
+        with self._device():
+            self._let_go()
+        return True
+
+    def _let_go(self) -> None:
+        raise NotImplementedError
+
+    def _device(self) -> Any:
+        return _selected(self._runtime, self._ordinal)
+
+
+class CudaMemory(_DeviceMemory):
+    """The exporter's end: an allocation of its own."""
+
+    def __init__(self, nbytes: int, device_id: str) -> None:
+        """Raises CudaIpcUnavailable if it cannot be shared, ArenaError if there is not so much memory."""
+        super().__init__(device_id)
         with self._device():
             try:
                 self.pointer = self._runtime.allocate(nbytes)
@@ -40,7 +72,7 @@ class CudaMemory:
             try:
                 self.handle = self._runtime.export(self.pointer)
             except CudaError as error:
-                self._runtime.free(self.pointer)
+                self._let_go()
                 _refuse_export(error)
 
     def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
@@ -50,68 +82,32 @@ class CudaMemory:
         with self._device():
             self._runtime.copy(self.pointer + offset, address, len(source))
 
-    def span(self, offset: int, nbytes: int) -> DeviceSpan:
-        """For writing, in place."""
-        return DeviceSpan(self._runtime, self._ordinal, self._held, self.pointer + offset, nbytes)
-
-    def synchronise(self) -> None:
-        """Until the device has written what it was asked to."""
-        with self._device():
-            self._runtime.synchronise()
-
-    def close(self) -> bool:
-        """Whether it is freed; it is not while spans of it are held, but may be tried again."""
-        if self._held.count:
-            return False
-        with self._device():
-            self._runtime.free(self.pointer)
-        return True
-
-    def _device(self) -> Any:
-        return _selected(self._runtime, self._ordinal)
+    def _let_go(self) -> None:
+        self._runtime.free(self.pointer)
 
 
-class MappedCuda:
+class MappedCuda(_DeviceMemory):
     """An importer's end: the whole allocation of another process, at an address of this one."""
 
     def __init__(self, export: ArenaExport) -> None:
         """Raises CudaIpcUnavailable, and names why."""
         cuda.check_same_namespace(export)
-        cuda.check_possible(export.device_id)
-        self._runtime = cuda.runtime()
-        self._ordinal = cuda.ordinal_of(export.device_id)
-        self._held = _Held()
+        super().__init__(export.device_id)
         with self._device():
             try:
-                self._pointer = self._runtime.open(export.handle)
+                self.pointer = self._runtime.open(export.handle)
             except CudaError as error:
                 _refuse_import(error, export)
-
-    def span(self, offset: int, nbytes: int) -> DeviceSpan:
-        return DeviceSpan(self._runtime, self._ordinal, self._held, self._pointer + offset, nbytes)
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """A copy on the host."""
         buffer = ctypes.create_string_buffer(nbytes)
         with self._device():
-            self._runtime.copy(ctypes.addressof(buffer), self._pointer + offset, nbytes)
+            self._runtime.copy(ctypes.addressof(buffer), self.pointer + offset, nbytes)
         return buffer.raw
 
-    def synchronise(self) -> None:
-        """Until the device has read what it was asked to."""
-        with self._device():
-            self._runtime.synchronise()
-
-    def close(self) -> bool:
-        """Whether it is unmapped; it is not while spans of it are held, but may be tried again."""
-        if self._held.count:
-            return False
-        with self._device():
-            self._runtime.unmap(self._pointer)
-        return True
-
-    def _device(self) -> Any:
-        return _selected(self._runtime, self._ordinal)
+    def _let_go(self) -> None:
+        self._runtime.unmap(self.pointer)
 
 
 class _Held:

@@ -5,6 +5,7 @@ inside a C call, that the coordinator is gone (workers.guard). So the coordinato
 it has for the worker goes to a mailbox, another socket pair, whose end the worker sends it first of all.
 
 A file's name is sent with it, before the message that speaks of it; so whoever hears of a file finds it here.
+The worker may also send canaries: files that tell of its end before it is over.
 """
 
 from __future__ import annotations
@@ -13,9 +14,14 @@ import contextlib
 import os
 import socket
 from array import array
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _NAME_BYTES = 200
 _MAILBOX = "mailbox"
+_CANARY = "canary"
 _HELD_FILES = 16
 """So many files that nobody asked for are kept; who sends more of them is not to be trusted."""
 
@@ -64,6 +70,8 @@ class Lifeline:
         self._own, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._mailbox: socket.socket | None = None
         self._files = _Files()
+        self.canaries: list[int] = []
+        """Ends of pipes; one of them breaks as soon as the worker is killed. None before `listen`."""
 
     @property
     def worker_fd(self) -> int:
@@ -73,6 +81,11 @@ class Lifeline:
     def handed_over(self) -> None:
         """The worker has its end, or never will."""
         self._theirs.close()
+
+    def listen(self) -> None:
+        """The worker has said its first word, so its canaries are here, if it has any."""
+        while (canary := self.take(f"{_CANARY} {len(self.canaries)}")) is not None:
+            self.canaries.append(canary)
 
     def take(self, name: str) -> int | None:
         """A file that the worker sent, now the caller's to close, or None."""
@@ -92,6 +105,8 @@ class Lifeline:
         self._theirs.close()
         self._own.close()
         self._files.close()
+        while self.canaries:
+            os.close(self.canaries.pop())
         if self._mailbox is not None:
             self._mailbox.close()
 
@@ -99,12 +114,16 @@ class Lifeline:
 class WorkerEnd:
     """The worker's end, which must have been bound to its life before. One thread only."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, canaries: Sequence[int] = ()) -> None:
+        """`canaries`: see Lifeline; they are taken over."""
         self._own = socket.socket(fileno=fd)
         self._mailbox, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._files = _Files()
         with theirs:
             _send(self._own, _MAILBOX, theirs.fileno())
+        for number, canary in enumerate(canaries):
+            _send(self._own, f"{_CANARY} {number}", canary)
+            os.close(canary)
 
     def give(self, name: str, fd: int) -> bool:
         """Send the coordinator a copy of a file; whether it could be sent."""

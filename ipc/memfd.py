@@ -8,8 +8,8 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from pathlib import Path
 
+from ipc import host_memory
 from ipc.errors import ArenaError
 
 NAME = "speclane-arena"
@@ -23,7 +23,7 @@ class MemfdMemory:
 
     def __init__(self, nbytes: int) -> None:
         """Raises ArenaError if there is not so much memory."""
-        if nbytes > (available := _available()):
+        if nbytes > (available := host_memory.available()):
             # The kernel would not refuse it, but end processes until it fits.
             raise ArenaError(f"no memfd of {nbytes} bytes: {available} are available")
         try:
@@ -100,15 +100,6 @@ class MappedMemfd:
     def close(self) -> bool:
         """Whether it is unmapped; it is not while spans of it are held, but may be tried again."""
         return _close(self._map, self._view)
-
-
-def _available() -> int:
-    """Bytes that the machine could still give, or what the largest arena may take if it does not tell."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, ValueError, IndexError, StopIteration):
-        return 1 << 30
 
 
 def _close(mapped: mmap.mmap, view: memoryview) -> bool:

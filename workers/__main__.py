@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from workers import guard
+from workers.canary import canaries
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -43,8 +44,9 @@ def main(argv: list[str] | None = None) -> int:
         except RankGone as error:
             print(error, file=sys.stderr)  # noqa: T201
             return RANK_GONE_STATUS
+    end = WorkerEnd(args.death_fd, canaries())
     peer = Peer(args.endpoint, identity(args.lane, args.epoch, args.rank))
-    return Session(args.lane, args.epoch, peer, born, WorkerEnd(args.death_fd), place).run()
+    return Session(args.lane, args.epoch, peer, born, end, place).run()
 
 
 if __name__ == "__main__":

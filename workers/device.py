@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import psutil
 
+from ipc import host_memory
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
     from workers.workspace import Spec
 
 _PROC = Path("/proc/self")
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-_CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
 
 V = TypeVar("V")
 V_co = TypeVar("V_co", covariant=True)
@@ -140,10 +140,7 @@ class Cpu:
 
     def memory(self) -> Memory:
         held = int(psutil.Process().memory_info().rss)
-        free = psutil.virtual_memory().available
-        with contextlib.suppress(OSError, ValueError):  # no limit, or no such control group
-            free = min(free, int(_CGROUP_LIMIT.read_text()) - int(_CGROUP_USED.read_text()))
-        return Memory(max(0, free), held, max(held, _high_water()))
+        return Memory(host_memory.available(), held, max(held, _high_water()))
 
     def forget_peak(self) -> None:
         with contextlib.suppress(OSError):  # where that is forbidden, an old peak stays: never too little

@@ -177,7 +177,7 @@ class SpeculatorLane:
                     *(item.seq, item.gen, item.base_len, tokens or []),
                     broken=tokens is None,
                     worth=worth,
-                    q=_q(ask, tokens),
+                    q=self._q(ask, tokens),
                 )
             )
         return answers
@@ -229,7 +229,7 @@ class SpeculatorLane:
                 broken.add(item.seq)
             elif tokens:
                 *stood, next_token = branch.assumed
-                prepared[item.seq].append(Prepared(len(stood), next_token, tokens, _q(ask, tokens)))
+                prepared[item.seq].append(Prepared(len(stood), next_token, tokens, self._q(ask, tokens)))
         return [
             DraftedItem(
                 *(item.seq, item.gen, item.base_len, []),
@@ -242,6 +242,14 @@ class SpeculatorLane:
     def _rows(self, parts: Sequence[HiddenRows]) -> list[tuple[int, Tensor]]:
         found = [(part.start, self.plane.rows(part)) for part in parts]
         return [(start, rows) for start, rows in found if rows is not None]
+
+    def _q(self, ask: Ask, tokens: list[int] | None) -> list[QRow]:
+        """What the tokens were drawn from. Where a draft broke off, nobody will hear of its rows."""
+        rows = ask.drawn_from.rows if ask.drawn_from is not None else []
+        if tokens:
+            return rows
+        self.plane.release([row.at.ref for row in rows if row.at is not None])
+        return []
 
     def _ask(self, sequence: LaneSequence, k: int, *, scarce: bool = False, others: bool = False) -> Ask:
         draws = self._draws and sequence.sampling.temperature >= GREEDY_BELOW
@@ -256,7 +264,3 @@ class SpeculatorLane:
 
 def _trail(ask: Ask, tokens: list[int] | None) -> Trail:
     return Trail(len(ask.sequence.tokens), tokens or [], ask.others or [])
-
-
-def _q(ask: Ask, tokens: list[int] | None) -> list[QRow]:
-    return ask.drawn_from.rows if tokens and ask.drawn_from is not None else []

@@ -12,15 +12,16 @@ import statistics
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 from executor.bench.ceiling import Counters, Occupancy, alone, occupancy, report
+from executor.bench.decode_plan import OFF, total_threads
 from executor.bench.machine import machine
 from executor.bench.peers import Peer, PeerRun, Terms, peer_row, run_peer
-from executor.config import MAX_SEQUENCES, available_cores
-from executor.errors import InvalidConfig, InvalidRequest
+from executor.config import available_cores
+from executor.errors import InvalidRequest
 from executor.llm import LLM
 from executor.request import Acceptance
 from executor.sampling import SamplingParams
@@ -29,34 +30,13 @@ from executor.trace import EVENTS_KEPT, Trace
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from executor.bench.decode_plan import Plan, Variant
     from executor.bench.prompts import Prompt
-    from executor.config import Config
     from executor.stats import RoundTime
 
-Mode = Literal["off", "sequential", "ahead", "outcomes", "auto"]
-MODES: tuple[Mode, ...] = get_args(Mode)
 _WARM_UP_TOKENS = 8
 _TIMELINE_EVENTS = 100_000
 """Kept for a timeline: some dozen rounds of many sequences."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What to measure. `config` is that of the speculating modes; a prompt's seed is `seed` + its index.
-
-    `timeline`: whether executors keep what their lanes did last; see `LLM.trace`.
-    """
-
-    config: Config
-    prompts: Sequence[Prompt]
-    modes: Sequence[Mode]
-    new_tokens: int
-    temperature: float
-    seed: int
-    repeat: int
-    raw: bool = False
-    peers: Sequence[Peer] = ()
-    timeline: bool = False
 
 
 @dataclass(slots=True)
@@ -98,25 +78,14 @@ class Run:
         return self.total.tokens_per_second
 
 
-def prepare(plan: Plan) -> dict[Mode, LLM]:
-    """An executor for each mode, not started. Fetches models. Raises InvalidConfig."""
-    executors = {mode: LLM(_config(plan, mode)) for mode in plan.modes}
+def prepare(plan: Plan) -> dict[Variant, LLM]:
+    """An executor for each variant, not started. Fetches models. Raises InvalidConfig."""
+    executors = {variant: LLM(plan.config_of(variant)) for variant in plan.variants}
     if plan.timeline:
         for llm in executors.values():
             file = llm.config.trace
             llm.trace = Trace(file, _TIMELINE_EVENTS if file is None else EVENTS_KEPT)
     return executors
-
-
-def at_batches(plan: Plan, batches: Sequence[int]) -> list[Plan]:
-    """The same with so many sequences at once; traces of several are told apart by their names."""
-    plans = []
-    for batch in batches:
-        trace = plan.config.trace
-        if trace is not None and len(batches) > 1:
-            trace = trace.with_stem(f"{trace.stem}-batch{batch}")
-        plans.append(replace(plan, config=replace(plan.config, max_sequences=batch, trace=trace)))
-    return plans
 
 
 def together(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -126,18 +95,20 @@ def together(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return results[0] | {
         "rows": [row for result in results for row in result["rows"]],
         "tokens_agree": all(result["tokens_agree"] for result in results),
+        "promise_kept": all(result["promise_kept"] for result in results),
         "batch": [result["batch"] for result in results],
     }
 
 
-def measure(plan: Plan, executors: dict[Mode, LLM], progress: Callable[[str], None]) -> dict[str, Any]:
-    """Rows of results, one per mode and peer, and what they hang on. All executors stay loaded until the end.
+def measure(plan: Plan, executors: dict[Variant, LLM], progress: Callable[[str], None]) -> dict[str, Any]:
+    """Rows of results, one per variant and peer, and what they hang on. All executors stay loaded until the
+    end. `promise_kept`: tokens are the same wherever they do not hang on what was drafted.
 
     Raises InvalidRequest before anything is loaded, LaneFailed later.
     """
     first = next(iter(executors.values()))
     prompts = _encode(first, plan)
-    runs: dict[Mode, list[Run]] = {mode: [] for mode in plan.modes}
+    runs: dict[Variant, list[Run]] = {variant: [] for variant in executors}
     others: dict[Peer, list[PeerRun]] = {peer: [] for peer in plan.peers}
     with ExitStack() as stack:
         terms = _terms(
@@ -147,24 +118,29 @@ def measure(plan: Plan, executors: dict[Mode, LLM], progress: Callable[[str], No
             stack.enter_context(llm)
             _run(llm, prompts[: plan.config.max_sequences], plan, _WARM_UP_TOKENS)
         for i in range(plan.repeat):
-            for mode, llm in executors.items():
+            for variant, llm in executors.items():
                 if i and _learns(llm):
                     llm.swap_speculator(llm.config.speculator)
                     _run(llm, prompts[: plan.config.max_sequences], plan, _WARM_UP_TOKENS)
                 run = _run(llm, prompts, plan, plan.new_tokens)
-                runs[mode].append(run)
-                progress(f"{mode} {i + 1} of {plan.repeat}: {run.tokens_per_second:.2f} tok/s")
+                runs[variant].append(run)
+                progress(f"{plan.name(variant)} {i + 1} of {plan.repeat}: {run.tokens_per_second:.2f} tok/s")
             for peer, seen in others.items():
                 if seen and seen[-1].error is not None:
                     continue  # what failed once would only take time again
                 seen.append(done := run_peer(peer, terms))
                 speed = f"{done.tok_s:.2f} tok/s" if done.error is None else done.error
                 progress(f"{peer.name} {i + 1} of {plan.repeat}: {speed}")
-    digests = {digest(run.outputs) for several in runs.values() for run in several}
+    digests = {variant: {digest(run.outputs) for run in several} for variant, several in runs.items()}
+    bound = [digests[variant] for variant in runs if variant.bound(plan.temperature)]
     rows = _rows(plan, runs)
     off = next((row["tok_s"] for row in rows if row["mode"] == "off"), None)
     rows += [peer_row(peer, seen, terms, off) for peer, seen in others.items()]
-    return {"rows": rows, "tokens_agree": len(digests) == 1} | _circumstances(plan, prompts)
+    agreed = {
+        "tokens_agree": len(set().union(*digests.values())) == 1,
+        "promise_kept": len(set().union(*bound)) <= 1,
+    }
+    return {"rows": rows} | agreed | _circumstances(plan, prompts)
 
 
 def _learns(llm: LLM) -> bool:
@@ -176,54 +152,6 @@ def digest(outputs: Iterable[Sequence[int]]) -> str:
     """SHA-256 of token ids: decimal, a comma between tokens, a newline after each output."""
     text = "".join(",".join(map(str, output)) + "\n" for output in outputs)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def parse_modes(text: str) -> list[Mode]:
-    """`off,sequential`. Raises InvalidConfig."""
-    valid = ", ".join(MODES)
-    modes: list[Mode] = []
-    for part in text.split(","):
-        mode = next((known for known in MODES if known == part.strip()), None)
-        if mode is None:
-            raise InvalidConfig(
-                "modes", f"modes has no {part.strip()!r}, only {valid}; try {','.join(MODES)}"
-            )
-        if mode in modes:
-            raise InvalidConfig("modes", f"modes names {mode} twice; try {','.join(MODES)}")
-        modes.append(mode)
-    return modes
-
-
-def parse_batches(text: str) -> list[int]:
-    """`1,2,4,8`. Raises InvalidConfig."""
-    batches: list[int] = []
-    for part in text.split(","):
-        batch = int(part) if part.strip().isdecimal() else 0
-        if not 1 <= batch <= MAX_SEQUENCES:
-            raise InvalidConfig(
-                "batch",
-                f"batch must be whole, from 1 to {MAX_SEQUENCES}, got {part.strip()!r}; try 8 or 1,2,4,8",
-            )
-        if batch in batches:
-            raise InvalidConfig("batch", f"batch names {batch} twice; try 1,2,4,8")
-        batches.append(batch)
-    return batches
-
-
-def total_threads(plan: Plan) -> int:
-    """The most that the lanes of any mode compute with at once: of one if they take turns, else of both."""
-    most = 1
-    for mode in plan.modes:
-        config = _config(plan, mode)
-        target, speculator = config.threads_of("target"), config.threads_of("speculator")
-        if mode == "off":
-            own = target
-        elif mode == "sequential":
-            own = max(target, speculator)
-        else:
-            own = target + speculator
-        most = max(most, own)
-    return min(most, available_cores())
 
 
 def _terms(plan: Plan, llm: LLM, directory: Path) -> Terms:
@@ -245,17 +173,6 @@ def _terms(plan: Plan, llm: LLM, directory: Path) -> Terms:
         dtype=plan.config.dtype,
         temperature=plan.temperature,
     )
-
-
-def _config(plan: Plan, mode: Mode) -> Config:
-    trace = plan.config.trace
-    if trace is not None:
-        trace = trace.with_stem(f"{trace.stem}-{mode}")
-    if mode == "off":
-        return replace(plan.config, speculator="off", trace=trace)
-    # What was said of hypotheses is for the modes that have some.
-    hypotheses = 0 if mode == "sequential" else plan.config.hypotheses
-    return replace(plan.config, mode=mode, hypotheses=hypotheses, trace=trace)
 
 
 def _encode(llm: LLM, plan: Plan) -> list[list[int]]:
@@ -313,31 +230,33 @@ def _by_category(prompts: Sequence[Prompt]) -> dict[str, list[int]]:
     return indices
 
 
-def _rows(plan: Plan, runs: dict[Mode, list[Run]]) -> list[dict[str, Any]]:
+def _rows(plan: Plan, runs: dict[Variant, list[Run]]) -> list[dict[str, Any]]:
     medians = {
-        mode: statistics.median(run.tokens_per_second for run in several) for mode, several in runs.items()
+        variant: statistics.median(run.tokens_per_second for run in several)
+        for variant, several in runs.items()
     }
     rows = []
-    for mode, several in runs.items():
+    for variant, several in runs.items():
         # Lanes that take turns do not disturb each other.
-        turns = runs.get("sequential", several) if mode != "off" else several
+        turns = several if variant == OFF else runs.get(variant._replace(mode="sequential"), several)
         seen = [run.occupancy for run in several]
         length = several[-1].total.acceptance.length
         occupied = report(seen, length, alone([run.occupancy for run in turns]))
-        rows.append(_row(plan, mode, runs, medians[mode], medians.get("off")) | occupied)
+        rows.append(_row(plan, variant, runs, medians[variant], medians.get(OFF)) | occupied)
     return rows
 
 
 def _row(
-    plan: Plan, mode: Mode, runs: dict[Mode, list[Run]], speed: float, off: float | None
+    plan: Plan, variant: Variant, runs: dict[Variant, list[Run]], speed: float, off: float | None
 ) -> dict[str, Any]:
-    several = runs[mode]
+    several = runs[variant]
     total = several[-1].total
     digests = sorted({digest(run.outputs) for run in several})
     return {
-        "mode": mode,
+        "mode": variant.mode,
+        "acceptance": variant.acceptance,
         "engine": "speclane",
-        "method": mode,
+        "method": plan.name(variant),
         "batch": plan.config.max_sequences,
         **_figures(speed, off, total.acceptance),
         "tokens_sha256": digests[0] if len(digests) == 1 else ",".join(digests),
@@ -345,7 +264,7 @@ def _row(
         "rounds": total.acceptance.rounds,
         "round_ms": _split([time for run in several for time in run.round_times]),
         "tok_s_each": [round(run.tokens_per_second, 3) for run in several],
-        "categories": {name: _category(name, several, runs.get("off")) for name in several[-1].categories},
+        "categories": {name: _category(name, several, runs.get(OFF)) for name in several[-1].categories},
     }
 
 
@@ -386,7 +305,7 @@ def _circumstances(plan: Plan, prompts: Sequence[Sequence[int]]) -> dict[str, An
         "target": config.target,
         "speculator": config.speculator,
         "k": config.num_speculative_tokens,
-        "acceptance": config.acceptance,
+        "acceptance": ",".join(plan.ways),
         "engine": config.engine,
         "dtype": config.dtype,
         "device": config.device,

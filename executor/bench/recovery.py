@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from executor.bench.letting_go import LettingGo, Released
 from executor.bench.percentile import percentile
 from executor.config import Recovery, Timeouts
 from executor.llm import LLM
@@ -60,11 +61,12 @@ class Disturbance(NamedTuple):
 
 class Aftermath(NamedTuple):
     """In seconds: the longest gap, and for a lane that came back, from the disturbance to its first accepted
-    draft or verdict, and what of that was its load."""
+    draft or verdict, and what of that was its load. `released`: of a lane that was killed."""
 
     longest_gap: float
     back: float
     load: float
+    released: Released | None
 
 
 def _send(number: signal.Signals) -> Callable[[LLM, Lane], object]:
@@ -75,11 +77,13 @@ def _swap(llm: LLM, _: Lane) -> None:
     threading.Thread(target=llm.swap_speculator, args=(llm.config.speculator,)).start()
 
 
+_kill = _send(signal.SIGKILL)
+
 DISTURBANCES = (
-    Disturbance("speculator_killed", "speculator", _send(signal.SIGKILL)),
+    Disturbance("speculator_killed", "speculator", _kill),
     Disturbance("speculator_stopped", "speculator", _send(signal.SIGSTOP)),
     Disturbance("speculator_swapped", "speculator", _swap),
-    Disturbance("target_killed", "target", _send(signal.SIGKILL)),
+    Disturbance("target_killed", "target", _kill),
 )
 
 
@@ -133,6 +137,7 @@ def _disturb(llm: LLM, gaps: Iterator[float], disturbance: Disturbance) -> After
     assert before is not None, "all was well"
     accepted = longest = 0.0
     back: float | None = None
+    watched = _watch(llm, disturbance)
     began = time.perf_counter()
     disturbance.act(llm, before)
     for gap in gaps:
@@ -146,7 +151,16 @@ def _disturb(llm: LLM, gaps: Iterator[float], disturbance: Disturbance) -> After
         if back is not None and now - began >= back + CALM_SECONDS:
             break
     assert back is not None, "streams end only by an error, which is raised"
-    return Aftermath(longest, back, load)
+    return Aftermath(longest, back, load, watched.since(began) if watched is not None else None)
+
+
+def _watch(llm: LLM, disturbance: Disturbance) -> LettingGo | None:
+    """Of a lane that is to be killed, and the other one."""
+    pids = {lane.name: lane.pids[0] for lane in llm.coordinator.lanes}
+    if disturbance.act is not _kill or len(set(pids.values())) < 2:
+        return None
+    (survivor,) = (pid for name, pid in pids.items() if name != disturbance.lane)
+    return LettingGo(pids[disturbance.lane], survivor)
 
 
 def _lane(llm: LLM, name: LaneName) -> Lane | None:
@@ -162,7 +176,7 @@ def _degraded_share(plan: Plan) -> float:
     ):
         speculator = _lane(degraded, "speculator")
         assert speculator is not None, "it has just begun to serve"
-        _send(signal.SIGKILL)(degraded, speculator)
+        _kill(degraded, speculator)
         while degraded.coordinator.health.state != "degraded":
             next(_gaps(degraded, plan))
         for _ in range(plan.times):
@@ -176,10 +190,14 @@ def _seconds(llm: LLM, plan: Plan) -> float:
 
 
 def _row(happened: Sequence[Aftermath], step: float) -> dict[str, Any]:
+    released = [one.released for one in happened if one.released is not None]
+    unmapped = [one.unmapped for one in released if one.unmapped is not None]
     return {
         "gap_steps": _percentiles([one.longest_gap for one in happened], step),
         "back_seconds": _percentiles([one.back for one in happened], 1.0),
         "back_beyond_load_seconds": _percentiles([one.back - one.load for one in happened], 1.0),
+        "unmapped_ms": _percentiles(unmapped, 1e-3) if unmapped else None,
+        "ended_ms": _percentiles([one.ended for one in released], 1e-3) if released else None,
     }
 
 

@@ -1,6 +1,6 @@
 """`speclane bench decode`: decoding speed with and without speculation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +13,7 @@ from executor.errors import InvalidConfig
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from executor.bench.decode import Mode, Plan
+    from executor.bench.decode_plan import Plan, Variant
     from executor.llm import LLM
 
 _MODES = "off,sequential"
@@ -65,12 +65,13 @@ class _Runs:
 def decode(runs: _Runs, model: ModelOptions, as_json: o.Json = False, verbose: o.Verbose = False) -> None:
     """Tokens per second with and without speculation, in turns; status 1 if their tokens differ.
 
-    With --acceptance rejection or block and a temperature they may.
+    With --acceptance rejection or block and a temperature they may. Several, with commas, are compared.
     """
     log_to_stderr(verbose=verbose)
     plan = _plan(runs, model)
 
-    from executor.bench.decode import at_batches, measure, parse_batches, prepare, together
+    from executor.bench.decode import measure, prepare, together
+    from executor.bench.decode_plan import at_batches, parse_batches
     from executor.cli.decode_table import show
 
     report = None if runs.html is None else _report_file(runs.html)
@@ -86,13 +87,13 @@ def decode(runs: _Runs, model: ModelOptions, as_json: o.Json = False, verbose: o
     else:
         show(result)
     _warn(result)
-    if not (result["tokens_agree"] or _may_differ(result)):
+    if not result["promise_kept"]:
         raise typer.Exit(1)
 
 
 def _plan(runs: _Runs, model: ModelOptions) -> "Plan":
     """Raises InvalidConfig or InvalidRequest before anything is loaded."""
-    from executor.bench.decode import Plan, parse_batches, parse_modes
+    from executor.bench.decode_plan import Plan, parse_acceptances, parse_batches, parse_modes
     from executor.bench.peers import find_peers
     from executor.bench.prompts import COPY_HEAVY, SHIPPED, read_prompts
     from executor.config import local_path
@@ -103,6 +104,7 @@ def _plan(runs: _Runs, model: ModelOptions) -> "Plan":
             o.whole(name, given, 1, 1 << 20, works)
     batches = parse_batches(runs.batch)
     modes = parse_modes(runs.modes)
+    ways = parse_acceptances(model.acceptance)
     speculating = [mode for mode in modes if mode != "off"]
     if model.speculator == "off" and speculating:
         raise InvalidConfig(
@@ -118,9 +120,10 @@ def _plan(runs: _Runs, model: ModelOptions) -> "Plan":
     if runs.peers is not None and runs.raw:
         raise InvalidConfig("raw", "raw contradicts --peers, whose prompts are chats; leave --raw out")
     return Plan(
-        config=model.config(max_sequences=batches[0], reuse_prefixes=False),
+        config=replace(model, acceptance=ways[0]).config(max_sequences=batches[0], reuse_prefixes=False),
         prompts=read_prompts(prompts, runs.limit, runs.each),
         modes=modes,
+        acceptances=ways,
         new_tokens=runs.new_tokens,
         temperature=runs.temperature,
         seed=runs.seed,
@@ -145,15 +148,15 @@ def _report_file(name: str) -> "Path":
     return file
 
 
-def _report(result: dict[str, Any], prepared: "list[tuple[Plan, dict[Mode, LLM]]]") -> str:
+def _report(result: dict[str, Any], prepared: "list[tuple[Plan, dict[Variant, LLM]]]") -> str:
     """A page. The executors must have been closed."""
     from executor.bench.report.decode_report import decode_report
     from executor.bench.report.timeline import last_rounds
 
     timelines = {
-        (mode, plan.config.max_sequences): last_rounds(llm.trace.events)
+        (plan.name(variant), plan.config.max_sequences): last_rounds(llm.trace.events)
         for plan, executors in prepared
-        for mode, llm in executors.items()
+        for variant, llm in executors.items()
         if llm.trace is not None
     }
     return decode_report(result, timelines)
@@ -168,11 +171,6 @@ def _warn(result: dict[str, Any]) -> None:
             if row["tok_s"] is None:
                 log.warning("%s %s failed: %s", row["engine"], row["method"], row["error"])
         elif row["speedup"] is not None and row["speedup"] < 1:
-            log.warning("%s is slower than no speculation: speedup %.2f", row["mode"], row["speedup"])
-    if not (result["tokens_agree"] or _may_differ(result)):
+            log.warning("%s is slower than no speculation: speedup %.2f", row["method"], row["speedup"])
+    if not result["promise_kept"]:
         log.warning("the runs decoded different tokens: see tokens_sha256")
-
-
-def _may_differ(result: dict[str, Any]) -> bool:
-    """Whether texts hang on what was drafted."""
-    return bool(result["acceptance"] != "coupled" and result["temperature"] > 0.0)

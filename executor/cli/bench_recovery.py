@@ -52,12 +52,17 @@ def _show(result: dict[str, Any]) -> None:
 
     title = f"plain step {result['plain_step_ms']:.2f} ms; each {result['times']} times: p50, p99, longest"
     caption = f"speed without the speculator: {result['degraded_share']:.1%} of one never had"
-    table = Table(
-        "what", "gap in steps", "back after s", "beyond load s", title=title, caption=caption, box=None
-    )
+    columns = {
+        "gap in steps": "gap_steps",
+        "back after s": "back_seconds",
+        "beyond load s": "back_beyond_load_seconds",
+        "its memory unmapped after ms": "unmapped_ms",
+        "ended after ms": "ended_ms",
+    }
+    table = Table("what", *columns, title=title, caption=caption, box=None)
     for name, row in result.items():
         if isinstance(row, dict):
-            cells = (row.get(key) for key in ("gap_steps", "back_seconds", "back_beyond_load_seconds"))
+            cells = map(row.get, columns.values())
             table.add_row(name.replace("_", " "), *(_three(cell) if cell else "-" for cell in cells))
     Console().print(table)
 

@@ -30,7 +30,7 @@ def _show_batch(result: dict[str, Any], batch: int, rows: list[dict[str, Any]]) 
 def _own(row: dict[str, Any]) -> list[str]:
     split = row["round_ms"]
     return [
-        row["mode"],
+        row["method"],
         *_speed(row),
         f"{row['acceptance_length']:.2f}",
         " ".join(f"{share:.0%}" for share in row["acceptance_by_position"]) or "-",
@@ -58,7 +58,7 @@ def _show_categories(rows: list[dict[str, Any]]) -> None:
             part = row["categories"][category]
             table.add_row(
                 escape(category) or "-",
-                row["mode"],
+                row["method"],
                 *_speed(part),
                 f"{part['acceptance_length']:.2f}",
                 " ".join(f"{share:.0%}" for share in part["acceptance_by_position"]) or "-",

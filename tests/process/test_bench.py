@@ -67,6 +67,20 @@ def test_decode_by_rejection(temperature: str, agrees: bool) -> None:
     assert result["rows"][1]["acceptance_length"] > 1
 
 
+def test_decode_by_each_acceptance_side_by_side() -> None:
+    options = ("--new-tokens", "16", "--limit", "3", "--repeat", "1", "--temperature", "1")
+    done = bench("decode", *TOY, *DRAFT, *options, "--acceptance", "coupled,rejection,block", "--json")
+    result = json.loads(done.stdout)
+    assert (done.returncode, result["acceptance"]) == (0, "coupled,rejection,block")
+    assert (result["promise_kept"], result["tokens_agree"]) == (True, False)
+    rows = {row["method"]: row for row in result["rows"]}
+    ways = ("coupled", "rejection", "block")
+    assert list(rows) == ["off", *(f"sequential {way}" for way in ways)]
+    assert [row["acceptance"] for row in result["rows"]] == [None, *ways]
+    assert rows["off"]["tokens_sha256"] == rows["sequential coupled"]["tokens_sha256"]
+    assert all(rows[f"sequential {way}"]["acceptance_length"] > 1 for way in ways)
+
+
 def test_a_run_is_not_known_by_heart_in_the_next_one() -> None:
     lengths = []
     for repeat in ("1", "3"):
@@ -152,6 +166,8 @@ def test_recovery() -> None:
         assert 0 < row["gap_steps"]["p50"] <= row["gap_steps"]["p99"] <= row["gap_steps"]["max"]
         # Only a load that began before the disturbance could take longer than the way back.
         assert 0 < row["back_beyond_load_seconds"]["p50"] < row["back_seconds"]["p50"]
+        assert row["unmapped_ms"] is None  # such lanes share no memory
+        assert (row["ended_ms"] is not None) == name.endswith("_killed")
 
 
 def test_recovery_refuses_what_leaves_nothing_to_measure() -> None:

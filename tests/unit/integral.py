@@ -8,6 +8,7 @@ is named by its key: code that takes the same noise for two decisions gets what 
   at most, since the cells of two such decisions have a closed form.
 
 Every decision is made by the code itself, over noise from the middle of the cell, and must come out as meant.
+What a row of Gumbel noise decides, it decides when that is first looked at: if never, all of it is one cell.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -37,6 +39,43 @@ class Fraction(float):
         self = super().__new__(cls, math.nan)  # so that nobody else decides by it
         self.key = key
         return self
+
+
+class Later(int):
+    """A token that is decided when somebody looks at it; who does so past Python sees one that is none."""
+
+    _decide: Callable[[], int]
+
+    def __new__(cls, decide: Callable[[], int]) -> Later:
+        self = super().__new__(cls, -1)
+        self._decide = cache(decide)
+        return self
+
+    def __int__(self) -> int:
+        return self._decide()
+
+    __index__ = __int__
+
+    def __eq__(self, other: object) -> bool:
+        return self._decide() == other
+
+    def __ne__(self, other: object) -> bool:
+        return self._decide() != other
+
+    def __lt__(self, other: int) -> bool:
+        return self._decide() < other
+
+    def __le__(self, other: int) -> bool:
+        return self._decide() <= other
+
+    def __gt__(self, other: int) -> bool:
+        return self._decide() > other
+
+    def __ge__(self, other: int) -> bool:
+        return self._decide() >= other
+
+    def __hash__(self) -> int:
+        return hash(self._decide())
 
 
 class Integral:
@@ -107,7 +146,10 @@ class Integral:
 
     # ------------------------------------------------------------ Gumbel noise
 
-    def _noisy_best(
+    def _noisy_best(self, real: Callable[..., int], *about: Any) -> Later:
+        return Later(lambda: self._race(real, *about))
+
+    def _race(
         self, real: Callable[..., int], tokens: Sequence[int], logits: Sequence[float], best: float, draw: Any
     ) -> int:
         key = noise.key(draw.sampling.seed, draw.position)

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from executor.bench.decode import Plan, at_batches, parse_batches, together, total_threads
+from executor.bench.decode import together
+from executor.bench.decode_plan import Plan, at_batches, parse_batches, total_threads
 from executor.bench.peers import Peer, PeerRun, Terms, find_peers, peer_row, run_peer
 from executor.config import Config, available_cores
 from executor.errors import InvalidConfig
@@ -129,10 +130,11 @@ def test_batches() -> None:
 
 
 def test_results_at_several_batches() -> None:
-    one = {"batch": 1, "rows": ["a"], "tokens_agree": True, "k": 5}
-    two = {"batch": 2, "rows": ["b"], "tokens_agree": False, "k": 5}
+    one = {"batch": 1, "rows": ["a"], "tokens_agree": True, "promise_kept": True, "k": 5}
+    two = {"batch": 2, "rows": ["b"], "tokens_agree": False, "promise_kept": True, "k": 5}
     assert together([one]) is one
-    assert together([one, two]) == {"batch": [1, 2], "rows": ["a", "b"], "tokens_agree": False, "k": 5}
+    both = {"batch": [1, 2], "rows": ["a", "b"], "tokens_agree": False, "promise_kept": True, "k": 5}
+    assert together([one, two]) == both
 
 
 def test_traces_of_several_batches_have_names_of_their_own(tmp_path) -> None:
@@ -149,6 +151,25 @@ def test_traces_of_several_batches_have_names_of_their_own(tmp_path) -> None:
     assert [each.config.max_sequences for each in at_batches(plan, [1, 4])] == [1, 4]
     assert at_batches(plan, [4])[0].config.trace == config.trace
     assert total_threads(plan) == 1
+
+
+def test_each_mode_is_measured_by_each_acceptance_but_the_one_without_drafts(tmp_path) -> None:
+    config = Config(
+        engine="toy", target="vocabulary=128", speculator="vocabulary=128", trace=str(tmp_path / "t.json")
+    )
+    rest = {"prompts": (), "new_tokens": 1, "temperature": 0.8, "seed": 0, "repeat": 1}
+    plan = Plan(config=config, modes=("off", "ahead"), acceptances=("coupled", "block"), **rest)
+    off, coupled, block = plan.variants
+    assert [plan.name(each) for each in plan.variants] == ["off", "ahead coupled", "ahead block"]
+    assert [each.bound(0.8) for each in plan.variants] == [True, True, False]
+    assert block.bound(0.0)
+    assert plan.config_of(off).speculator == "off"
+    assert plan.config_of(coupled).acceptance == "coupled"
+    its = plan.config_of(block)
+    assert (its.mode, its.acceptance, its.trace.name) == ("ahead", "block", "t-ahead-block.json")
+    single = Plan(config=its, modes=("ahead",), **rest)
+    assert [single.name(each) for each in single.variants] == ["ahead"]
+    assert single.config_of(*single.variants).acceptance == "block"
 
 
 @pytest.mark.parametrize(("modes", "threads"), [(("off", "sequential"), 1), (("off", "ahead"), 2)])

@@ -131,11 +131,12 @@ class Page(HTMLParser):
             self.headings.append(data)
 
 
-def row(mode: str, batch: int, speed: float) -> dict[str, Any]:
+def row(mode: str, batch: int, speed: float, acceptance: str | None = None) -> dict[str, Any]:
     return {
         "mode": mode,
+        "acceptance": acceptance,
         "engine": "speclane",
-        "method": mode,
+        "method": f"{mode} {acceptance}" if acceptance == "block" else mode,
         "batch": batch,
         "tok_s": speed,
         "tok_s_each": [speed, speed + 1],
@@ -151,7 +152,10 @@ def row(mode: str, batch: int, speed: float) -> dict[str, Any]:
 
 def result(batches: list[int]) -> dict[str, Any]:
     peers = {"mode": None, "engine": "vllm-cpu", "batch": batches[-1], "threads": 2, "speedup": 0.5}
-    rows = [row(mode, batch, 10.0 * batch) for batch in batches for mode in ("off", "ahead")]
+    rows = []
+    for batch in batches:
+        rows += [row("off", batch, 10.0 * batch), row("ahead", batch, 12.0 * batch, "coupled")]
+        rows.append(row("ahead", batch, 14.0 * batch, "block"))
     rows.append(peers | {"method": "none", "tok_s": 5.0, "tok_s_each": [5.0], "tokens": 4})
     rows.append(peers | {"method": "ngram", "tok_s": None, "speedup": None, "error": "<no> room"})
     return {
@@ -208,6 +212,7 @@ def test_a_page_is_whole_and_needs_nothing_else(batches: list[int]) -> None:
         "&lt;no&gt; room",
         "/models/&lt;big&gt;",
         "vllm-cpu none",
+        "ahead block",
         "75%",
     ):
         assert said in text
@@ -218,7 +223,7 @@ def test_all_colours_are_defined() -> None:
     slices = [Slice("target", name, 0.0, 5.0, "") for name in ("verify", "draft", "prepare", "x")]
     text = decode_report(result([1, 4]), {("ahead", 1): slices})
     drawn = {name for names in re.findall(r'class="((?:fill|line) [^"]*)"', text) for name in names.split()}
-    assert drawn >= {"fill", "line", "a", "b", "c", "other"}
+    assert drawn >= {"fill", "line", "a", "b", "c", "other", "dot"}
     assert {name for name in drawn if f"\n.{name} {{" not in text} == set()
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 import zmq
-from leaks import assert_nothing_leaks
 
 from ipc import codec
 from ipc.channel import MAX_PATH_BYTES, Arrived, Garbled, Hub, Peer, Readable
@@ -24,27 +23,7 @@ if TYPE_CHECKING:
 NAME = "speculator/e1"
 
 
-@pytest.fixture(autouse=True)
-def _no_leak(runtime_directory):
-    with assert_nothing_leaks(runtime_directory):
-        yield
-
-
-@pytest.fixture
-def directory(runtime_directory: Path) -> Iterator[Path]:
-    path = runtime_directory / "c"
-    path.mkdir()
-    yield path
-    for entry in path.iterdir():
-        entry.unlink()
-    path.rmdir()
-
-
-@pytest.fixture
-def hub(directory: Path) -> Iterator[Hub]:
-    hub = Hub(directory)
-    yield hub
-    hub.close()
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 
 def soon() -> float:

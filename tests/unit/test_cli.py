@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 import typer
 
-from executor.bench import decode
+from executor.bench import decode, decode_plan
 from executor.bench.percentile import percentile
 from executor.bench.prompts import COPY_HEAVY, LANE_BENCH, mixed, read_prompts
 from executor.cli import swap_speculator
@@ -97,15 +97,24 @@ def test_bad_layers(text: str) -> None:
 
 
 def test_modes() -> None:
-    assert decode.parse_modes("sequential, off") == ["sequential", "off"]
+    assert decode_plan.parse_modes("sequential, off") == ["sequential", "off"]
     with pytest.raises(InvalidConfig, match="modes names off twice; try off,sequential"):
-        decode.parse_modes("off,off")
+        decode_plan.parse_modes("off,off")
     for unknown in ("fast", "", "Auto", "Off"):
         with pytest.raises(
             InvalidConfig,
             match=f"modes has no '{unknown}', only off, sequential, ahead, outcomes, auto; try off,seq",
         ):
-            decode.parse_modes(f"off,{unknown}")
+            decode_plan.parse_modes(f"off,{unknown}")
+
+
+def test_acceptances() -> None:
+    assert decode_plan.parse_acceptances("block, coupled") == ["block", "coupled"]
+    with pytest.raises(
+        InvalidConfig, match="acceptance has no 'typical', only coupled, rejection, block"
+    ) as no:
+        decode_plan.parse_acceptances("coupled,typical")
+    assert no.value.field == "acceptance"
 
 
 def test_digest_tells_outputs_apart() -> None:

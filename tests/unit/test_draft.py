@@ -6,7 +6,10 @@ import logging
 
 import pytest
 
+from ipc import q_rows
+from ipc.arena import SLOTS, Arena
 from ipc.messages import DraftItem, LaneSpec, OpenedSequence, SamplingSpec
+from ipc.slots import SlotState
 from workers.engines.toy import ToyEngine
 from workers.sequence import LaneSequence
 from workers.speculator import Ask, SpeculatorLane
@@ -102,3 +105,25 @@ def test_a_lane_says_what_is_worth_verifying_only_where_not_all_can_be():
     assert [item.tokens for item in ample] == [item.tokens for item in scarce]
     assert sum(item.worth for item in scarce) == 5
     assert [item.worth for item in lane.draft(items)] == [None] * 3
+
+
+def test_the_rows_of_a_draft_that_broke_off_are_let_go(monkeypatch):
+    """Nobody hears of them, so nobody else could say that they may be written over."""
+    monkeypatch.setattr(q_rows, "ARENA_ROW_BYTES", 1)
+
+    class LateFault(ToyEngine):
+        def distribution(self, rows, index, draw):
+            if draw.position > 3:
+                raise FloatingPointError("no token can be sampled")
+            return super().distribution(rows, index, draw)
+
+    lane = SpeculatorLane(DraftSpeculator(LateFault(SPEC)), acceptance="rejection", q_form="full")
+    arena = lane.plane._arenas["s/0"] = Arena("s/0", "s", 1 << 16, "memfd")
+    lane.open([OpenedSequence(0, 0, [0, 1], 2, SAMPLING)])
+    ((item,), (broken,)) = (lane.draft([DraftItem(0, 0, 2, [], k)], arena="s/0") for k in (2, 4))
+    assert (len(item.q), item.broken) == (2, False)
+    assert broken.broken
+    assert arena.count(SlotState.PUBLISHED) == 2
+    arena.release([row.at.ref for row in item.q])
+    assert arena.count(SlotState.FREE) == SLOTS
+    lane.plane.close()

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from leaks import assert_nothing_leaks
 
 from ipc import codec, keys
 from ipc.channel import Arrived, Garbled, Hub
@@ -43,27 +42,7 @@ CAP = 1 << 20
 SECONDS = 20.0
 
 
-@pytest.fixture(autouse=True)
-def _no_leak(runtime_directory):
-    with assert_nothing_leaks(runtime_directory):
-        yield
-
-
-@pytest.fixture
-def directory(runtime_directory: Path) -> Iterator[Path]:
-    path = runtime_directory / "r"
-    path.mkdir()
-    yield path
-    for entry in path.iterdir():
-        entry.unlink()
-    path.rmdir()
-
-
-@pytest.fixture
-def hub(directory: Path) -> Iterator[Hub]:
-    hub = Hub(directory)
-    yield hub
-    hub.close()
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 import pytest
@@ -37,10 +38,14 @@ class FakeLifeline:
 
     def __init__(self) -> None:
         self.sent: list[str] = []
+        self.taken: list[int] = []
         self.works = True
 
     def take(self, name: str) -> int | None:
-        return os.open(os.devnull, os.O_RDONLY) if self.works else None
+        if not self.works:
+            return None
+        self.taken.append(os.open(os.devnull, os.O_RDONLY))
+        return self.taken[-1]
 
     def give(self, name: str, fd: int) -> bool:
         os.fstat(fd)
@@ -181,6 +186,31 @@ def test_what_fails_falls_back_step_by_step(bench, fault, who):
         assert here.transport.arena_for(target, speculator) not in dropped
 
 
+def test_the_file_of_a_try_that_was_given_up_pins_no_memory(bench):
+    here = bench(obstacle=ON_A_CPU)
+    target, speculator = here.both()
+    orders = dict(here.orders(Export))
+    here.transport.exported(target, Exported(target.epoch, orders[target].arena, None, "no memory"))
+    assert here.transport.info.name == "inline"
+    order = orders[speculator]
+    late = ArenaExport(order.arena, speculator.epoch, "memfd", order.nbytes, 8, "cpu", b"", 1, 1)
+    here.transport.exported(speculator, Exported(speculator.epoch, order.arena, late))
+    (fd,) = speculator.process.lifeline.taken
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_a_way_that_was_asked_for_and_is_none_is_said_aloud(bench, caplog):
+    here = bench(TransportPolicy("memfd"))
+    target, speculator = here.lane("target"), here.lane("speculator", HEAD)
+    speculator.process.lifeline = None
+    with caplog.at_level(logging.WARNING, "speclane"):
+        here.load(target)
+        here.load(speculator)
+    (said,) = caplog.messages
+    assert said.startswith("event=transport_fallback transport=memfd next=inline")
+
+
 def test_what_is_required_is_refused_instead(bench):
     here = bench(TransportPolicy("auto", require_cuda_ipc=True), obstacle=ON_A_CPU)
     here.both()
@@ -312,6 +342,30 @@ def test_a_dead_borrowers_slots_are_free(bench):
         here.transport.leases.lend(ref, speculator.epoch, 0.0)
     here.end(speculator)
     assert here.transport.leases.take_released(target.epoch) == refs
+
+
+def test_a_dying_lane_is_read_no_more_but_may_still_read(bench):
+    here = bench(obstacle=ON_A_CPU)
+    target, speculator = here.both()
+    here.export_all()
+    here.import_all()
+    its = here.transport.arena_for(speculator, target)
+    ref = SlotRef(here.transport.arena_for(target, speculator), 0, 1)
+    here.transport.leases.published([ref], 0.0)
+    here.transport.leases.lend(ref, speculator.epoch, 0.0)
+    here.transport.dying(speculator)
+    assert [(lane, order.arenas) for lane, order in here.orders(Unmap)] == [(target, [its])]
+    assert here.transport.arena_for(speculator, target) == ""
+    assert not here.transport.leases.knows(its)
+    assert here.transport.leases.take_released(target.epoch) == []
+    again = here.load(here.lane("speculator", HEAD))
+    assert {lane for lane, _ in here.posted} == {again}  # the dying one is told nothing
+    here.export_all()
+    here.import_all()
+    here.end(speculator)
+    assert here.orders(Unmap) == []
+    assert here.transport.leases.take_released(target.epoch) == [ref]
+    assert here.transport.arena_for(again, target) != ""
 
 
 # ---------------------------------------------------------------- what is kept

@@ -126,7 +126,10 @@ class Rounds:
     def draft(self, item: DraftItem) -> tuple[list[int], list[Any]]:
         """Tokens of a draft and what they were drawn from."""
         order: Any = decode_order(encode(Draft("e", 1, [item])))
-        drafted: Any = decode_fact(encode(Drafted("e", 1, self.speculator.draft(order.items), 0)))
+        items = self.speculator.draft(order.items)
+        for its in items:
+            its.tokens[:] = map(int, its.tokens)  # an encoder does not look at them, see Later
+        drafted: Any = decode_fact(encode(Drafted("e", 1, items, 0)))
         (answer,) = drafted.items
         for row, token in zip(answer.q, answer.tokens, strict=False):
             assert not q_rows.fault(row, token, self.size)
@@ -147,7 +150,7 @@ class Rounds:
             item = DraftItem(0, 0, len(tokens), since, k, self.rows(len(tokens)))
             draft, q = self.drafts(item) if k else ([], [])
             verdict = self.verify(VerifyItem(0, 0, len(tokens), since, draft, q=q))
-            tokens += [*draft[: verdict.n_accepted], verdict.next_token]
+            tokens += [*draft[: verdict.n_accepted], int(verdict.next_token)]
             rounds = None if rounds is None else rounds - 1
         return tuple(tokens[len(self.prompt) : end])
 

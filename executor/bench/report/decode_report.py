@@ -12,11 +12,11 @@ from executor.bench.report.timeline import ROUNDS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from executor.bench.decode import Mode
     from executor.bench.report.timeline import Slice
 
 Row = dict[str, Any]
 _MODE_KINDS = {"off": "e", "sequential": "a", "ahead": "b", "outcomes": "c", "auto": "d"}
+_ACCEPTANCE_KINDS = {None: "", "coupled": "", "rejection": " dash", "block": " dot"}
 _PEER_KINDS = ("other", "other dash", "other dot", "other mix")
 _WORK_KINDS = {"verify": "a", "draft": "b", "prepare": "c", "catch up": "d", "commit": "e"}
 _LOSSES = {"wire": "b", "coordinator": "c", "bubble": "d", "contention": "e"}
@@ -28,7 +28,7 @@ _LOSS_MEANS = (
 )
 
 
-def decode_report(result: Row, timelines: Mapping[tuple[Mode, int], Sequence[Slice]]) -> str:
+def decode_report(result: Row, timelines: Mapping[tuple[str, int], Sequence[Slice]]) -> str:
     """`result`: of `bench decode`. `timelines`: what lanes did in the last rounds, by mode and batch."""
     batches = result["batch"] if isinstance(result["batch"], list) else [result["batch"]]
     sections = [_circumstances(result, batches), _speed(result["rows"], batches)]
@@ -93,13 +93,14 @@ def _speed(rows: Sequence[Row], batches: Sequence[int]) -> str:
 
 def _concurrency(rows: Sequence[Row]) -> str:
     names = list(dict.fromkeys(_name(row) for row in rows))
-    peers = [name for name in names if name not in _MODE_KINDS]
+    kinds = {_name(row): _kind(row) for row in rows if row["mode"]}
+    peers = [name for name in names if name not in kinds]
     series = []
     for name in names:
         points = [
             (row["batch"], row["tok_s"]) for row in rows if _name(row) == name and row["tok_s"] is not None
         ]
-        kind = _MODE_KINDS.get(name) or _PEER_KINDS[peers.index(name) % len(_PEER_KINDS)]
+        kind = kinds.get(name) or _PEER_KINDS[peers.index(name) % len(_PEER_KINDS)]
         if points:
             series.append(Series(name, kind, sorted(points)))
     drawn = charts.lines("tok/s against concurrency", series, "sequences at once", "tok/s")
@@ -109,7 +110,7 @@ def _concurrency(rows: Sequence[Row]) -> str:
 
 def _acceptance(result: Row, batch: int) -> list[str]:
     series = [
-        Series(row["mode"], _MODE_KINDS[row["mode"]], list(enumerate(row["acceptance_by_position"], 1)))
+        Series(_name(row), _kind(row), list(enumerate(row["acceptance_by_position"], 1)))
         for row in _own(result, batch)
         if row["acceptance_by_position"]
     ]
@@ -132,17 +133,17 @@ def _ceiling(result: Row, batch: int) -> list[str]:
         losses = [Part(name, row["loss"][name], kind) for name, kind in _LOSSES.items()]
         rest = max(0.0, 1.0 - sum(part.share for part in losses))
         parts = [Part("target computes", rest, "a"), *losses]
-        rows.append((row["mode"], parts, f"{row['ceiling_share']:.0%}"))
+        rows.append((_name(row), parts, f"{row['ceiling_share']:.0%}"))
     entries = [("target computes", "a"), *_LOSSES.items()]
     return [legend(entries), chart(charts.shares(f"time of a round, {_sequences(batch)}", rows))]
 
 
-def _timelines(timelines: Mapping[tuple[Mode, int], Sequence[Slice]], batch: int) -> list[str]:
+def _timelines(timelines: Mapping[tuple[str, int], Sequence[Slice]], batch: int) -> list[str]:
     parts = [legend(_WORK_KINDS.items())]
-    for (mode, size), slices in timelines.items():
+    for (name, size), slices in timelines.items():
         if size == batch and slices:
-            drawn = charts.timeline(f"lanes in mode {mode}, {_sequences(batch)}", slices, _WORK_KINDS)
-            parts += [heading(mode), chart(drawn, wide=True)]
+            drawn = charts.timeline(f"lanes in mode {name}, {_sequences(batch)}", slices, _WORK_KINDS)
+            parts += [heading(name), chart(drawn, wide=True)]
     return parts
 
 
@@ -183,7 +184,12 @@ def _own(result: Row, batch: int) -> list[Row]:
 
 
 def _name(row: Row) -> str:
-    return str(row["mode"] or f"{row['engine']} {row['method']}")
+    return str(row["method"] if row["mode"] else f"{row['engine']} {row['method']}")
+
+
+def _kind(row: Row) -> str:
+    """Of a line: its colour is the mode's, its strokes are the acceptance's."""
+    return _MODE_KINDS[row["mode"]] + _ACCEPTANCE_KINDS[row["acceptance"]]
 
 
 def _legend(series: Sequence[Series]) -> str:

@@ -1,0 +1,38 @@
+"""What tests of the wire share: a hub over real sockets, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from leaks import assert_nothing_leaks
+
+from ipc.channel import Hub
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def leaves_nothing(runtime_directory: Path) -> Iterator[None]:
+    with assert_nothing_leaks(runtime_directory):
+        yield
+
+
+@pytest.fixture
+def directory(runtime_directory: Path) -> Iterator[Path]:
+    """Of a hub; its name is short, as paths of sockets must be."""
+    path = runtime_directory / "h"
+    path.mkdir()
+    yield path
+    for entry in path.iterdir():
+        entry.unlink()
+    path.rmdir()
+
+
+@pytest.fixture
+def hub(directory: Path) -> Iterator[Hub]:
+    hub = Hub(directory)
+    yield hub
+    hub.close()
