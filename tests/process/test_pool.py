@@ -263,15 +263,16 @@ def test_bench_pool_reports_speed_and_fairness_of_executors_that_share():
 def test_bench_distance_reports_shares_of_plain_speed():
     done = run(
         *("bench", "distance", "--engine=toy", "--target=vocabulary=256,step_ms=2", f"--speculator={DRAFT}"),
-        *("--threads=1", "--seconds=0.5", "--repeat=2", "--round-trips=0,400", "--new-tokens=16", "--json"),
+        *("--threads=1", "--seconds=0.5", "--repeat=2", "--round-trips=0,40", "--new-tokens=16", "--json"),
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     plain, near, far = result["rows"]
-    assert [row["round_trip_ms"] for row in result["rows"]] == [None, 0.0, 400.0]
+    assert [row["round_trip_ms"] for row in result["rows"]] == [None, 0.0, 40.0]
     assert result["tokens_agree"] is True
     assert (plain["share"], plain["tokens_per_step"], plain["setting"]) == (1.0, 1.0, "off")
-    assert near["tokens_per_step"] > far["tokens_per_step"]  # as nothing waits for what is so far away
+    assert near["tokens_per_step"] > 1.0
+    assert far["reason"]
     for row in result["rows"]:
         assert len(row["tok_s_each"]) == 2
         assert row["share"] == pytest.approx(row["tok_s"] / plain["tok_s"], rel=0.01)
