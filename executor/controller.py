@@ -22,8 +22,8 @@ HYSTERESIS = 1.04
 TRIAL_ROUNDS = 4
 TRIAL_EVERY = 1.0
 """Seconds from one trial to the next …"""
-TRIAL_SHARE = 0.06
-"""… or more, so that trials take no larger share of the time than this."""
+TRIAL_SHARE = 0.04
+"""… or more, so that trials lose no larger share of the time than this."""
 CHOOSE_EVERY = 0.1
 """Seconds after which promises are compared again."""
 STALE_AFTER = 8.0
@@ -33,6 +33,8 @@ WORTH_A_TRIAL = 0.8
 WINDOW = 0.9
 """Seconds over which what a setting brings is compared with no speculation. Texts have stretches where next
 to nothing is accepted: a shorter look would take each for the end of speculation."""
+LEAST_ROUNDS = 24
+"""… and at least so many rounds, whose luck must even out where each takes long."""
 LEAST_SHARE = 0.95
 """What it must bring of that, or else it is left …"""
 BAN_SECONDS = 1.0
@@ -61,7 +63,8 @@ class Round:
     rows: logit rows that the target ran. total: since the round before. verify: computed by the target.
     waited: for drafts. draft_steps, draft: what the speculator was asked for, and computed, in the last
     draft that was waited for. hits, misses: verdicts that were guessed, and that were not. answered: whether
-    the speculator had said of each sequence what it drafts, if only that it is nothing.
+    the speculator had said of each sequence what it drafts, if only that it is nothing. way: what that draft
+    took beyond what was computed for it, there and back, and waiting for others; None if there was none.
     """
 
     setting: Setting
@@ -76,6 +79,7 @@ class Round:
     hits: int
     misses: int
     answered: bool = True
+    way: float | None = None
 
 
 class Controller:
@@ -128,10 +132,12 @@ class Controller:
         costs.rest(max(0.0, done.total - done.verify - done.waited))
         if done.draft_steps:
             costs.drafted(sequences, done.draft_steps, done.draft)
+        if done.way is not None:
+            costs.fetched(done.way)
         if done.hits + done.misses:
             costs.guessed(done.setting.hypotheses, hits=done.hits, misses=done.misses)
         if done.answered and done.setting.k:
-            costs.passed(0.0 if self._judged_at is None else now - self._judged_at)
+            costs.passed(0.0 if self._judged_at is None else now - self._judged_at, done.total)
             self._judged_at = now
             for outcome in done.outcomes:
                 # What is prepared can be cut short; what is waited for ends where its speculator wants.
@@ -162,7 +168,7 @@ class Controller:
         if ready == 0 or not costs.known or k == 0:
             return True
         verify = costs.verify(sequences, sequences * (k + 1)) + costs.between
-        wait = costs.draft(missing, k) + costs.between
+        wait = costs.draft(missing, k) + costs.way
         return sequences * verify > ready * (verify + wait)
 
     # ------------------------------------------------------------ judging
@@ -182,7 +188,7 @@ class Controller:
             self._tried.append((done.total, tokens))
         if done.setting == self.current:
             self._window.append((done.total, tokens))
-            while sum(total for total, _ in self._window) > WINDOW and len(self._window) > 1:
+            while sum(total for total, _ in self._window) > WINDOW and len(self._window) > LEAST_ROUNDS:
                 self._window.popleft()
 
     def _look(self, sequences: int, now: float) -> None:
@@ -211,7 +217,10 @@ class Controller:
     def _end_trial(self, tried: Setting, sequences: int, now: float) -> None:
         """What it brought counts for more than what figures from other times promise."""
         seconds = sum(total for total, _ in self._tried)
-        brought = sum(tokens for _, tokens in self._tried) / seconds if seconds else 0.0
+        tokens = sum(tokens for _, tokens in self._tried)
+        brought = tokens / seconds if seconds else 0.0
+        lost = seconds - tokens / self.promise(self.current, sequences)
+        self._next_trial = now + max(TRIAL_EVERY, lost / TRIAL_SHARE)
         self._trial, self._tried = None, []
         if self.current == OFF and brought > HYSTERESIS * self.promise(OFF, sequences):
             self._use(tried, "it brought more than no speculation", now)
@@ -220,7 +229,8 @@ class Controller:
 
     def _disappoints(self, sequences: int) -> bool:
         seconds = sum(total for total, _ in self._window)
-        if self.current == OFF or seconds < 0.9 * WINDOW or not self.costs.known:
+        short = seconds < 0.9 * WINDOW or len(self._window) < LEAST_ROUNDS
+        if self.current == OFF or short or not self.costs.known:
             return False
         brought = sum(tokens for _, tokens in self._window) / seconds
         return brought < LEAST_SHARE * self.promise(OFF, sequences)
@@ -244,9 +254,9 @@ class Controller:
             half = -(-sequences // 2)
             verify = costs.verify(half, half * (k + 1)) + costs.between
             # Each lane does one of the two parts while the other lane does the other.
-            return max(verify, costs.draft(half, k) + costs.between)
+            return max(verify, costs.draft(half, k) + costs.way)
         verify = costs.verify(sequences, sequences * (k + 1)) + costs.between
-        draft = costs.draft(sequences, k) + costs.between
+        draft = costs.draft(sequences, k) + costs.way
         if setting.hypotheses == 0:
             return verify + draft
         verify += (costs.contention - 1) * (verify - costs.between)
@@ -306,8 +316,6 @@ class Controller:
         trial = OFF if OFF in them else max(them, key=promises.__getitem__)
         self._trial, self._tried = trial, []
         self._trial_left = TRIAL_ROUNDS * trial.ubatches
-        spent = self._trial_left * self._seconds(trial, sequences)
-        self._next_trial = now + max(TRIAL_EVERY, spent / TRIAL_SHARE)
 
 
 def _kind(setting: Setting, sequences: int) -> Kind:

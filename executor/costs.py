@@ -15,6 +15,9 @@ _FADE = 0.97
 """What an observation counts for once the next one of its kind has come."""
 _MEMORY_SECONDS = 1.0
 """What was accepted counts for 1/e of itself so much later."""
+_MEMORY_ROUNDS = 24
+"""Where rounds are long, what was accepted in those that follow each other counts for 1/e after so many."""
+_AT_ONCE = 2.0
 _PRIOR_WEIGHT = 4.0
 _CONTENTION_FADE = 0.9
 _MOST_CONTENTION = 4.0
@@ -88,6 +91,7 @@ class Costs:
         self._hit: dict[int, Mean] = {}
         self._right: list[Mean] = []
         self._rest = Mean(0.0)
+        self._way: Mean | None = None
         self._contention = Mean(1.0, _CONTENTION_FADE)
 
     # ------------------------------------------------------------ observations
@@ -117,15 +121,22 @@ class Costs:
                 self._right.append(Mean(None, 1.0))
             self._right[place].note(float(place < outcome.accepted))
 
-    def passed(self, seconds: float) -> None:
-        """So long after what was judged before."""
-        share = math.exp(-seconds / _MEMORY_SECONDS)
+    def passed(self, seconds: float, round_seconds: float) -> None:
+        """So long after what was judged before, of which the last round took a part."""
+        at_once = seconds <= _AT_ONCE * round_seconds
+        share = math.exp(-min(seconds / _MEMORY_SECONDS, 1 / _MEMORY_ROUNDS if at_once else math.inf))
         for mean in self._right:
             mean.fade(share)
 
     def guessed(self, hypotheses: int, *, hits: int, misses: int) -> None:
         """So many verdicts were among those guessed, and so many were not."""
         self._hit_of(hypotheses).note(hits / (hits + misses), hits + misses)
+
+    def fetched(self, seconds: float) -> None:
+        """So long a draft took beyond what was computed for it."""
+        if self._way is None:
+            self._way = Mean(None, _FADE)
+        self._way.note(seconds)
 
     def rest(self, seconds: float) -> None:
         """Of a round, what neither lane computed."""
@@ -151,6 +162,11 @@ class Costs:
     def between(self) -> float:
         """Seconds of a round that neither lane computes."""
         return self._rest.value
+
+    @property
+    def way(self) -> float:
+        """Seconds from the end of a verification to a draft and back, beyond its computing."""
+        return self.between if self._way is None else self._way.value
 
     def verify(self, sequences: int, rows: int) -> float:
         line = _nearest(self._verify, size_class(sequences))

@@ -77,8 +77,9 @@ class Drafting:
         self._order: Order | None = None
         self.waited_ns = 0
         """What the speculator computed for answers that somebody may have waited for, so far."""
-        self.made: tuple[int, float] | None = None
-        """Of the last draft that was waited for, until somebody has looked: steps asked for, and seconds."""
+        self.made: tuple[int, float, float] | None = None
+        """Of the last draft that was waited for, until somebody has looked: steps asked for, seconds that
+        were computed, and those that it took besides."""
         # By what runs, not by incarnation: a lane that starts again is as fast as it was.
         self._paces = defaultdict[LaneSpec, DraftPace](
             lambda: DraftPace(least=timeouts.draft_least, most=timeouts.draft)
@@ -187,11 +188,12 @@ class Drafting:
             if order.waited_until is not None:
                 self.waited_ns += reply.busy_ns
             if order.amount:
-                pace = self._paces[speculator.spec]
-                pace.note(order.amount, speculator.answered_at - speculator.asked_at)
+                pace, took = self._paces[speculator.spec], speculator.answered_at - speculator.asked_at
+                pace.note(order.amount, took)
                 # By how much was asked for: where drafts end early, that much costs less.
                 asked_for = max(asked.k for asked in order.asked.values())
-                self.made = asked_for, reply.busy_ns / 1e9
+                computed = reply.busy_ns / 1e9
+                self.made = asked_for, computed, max(0.0, took - computed)
             coupled = speculator.spec.acceptance == "coupled"
             self._use(order, reply.items, vocabulary_size, coupled=coupled)
         elif owes:

@@ -264,7 +264,7 @@ class Rounds:
     def _tell_controller(self, outcomes: list[Outcome], total_ns: int, verify_ns: int) -> None:
         hits, misses = self._stats.hits, self._stats.misses
         before, self._guesses = self._guesses, (hits, misses)
-        (draft_steps, draft), self._drafting.made = self._drafting.made or (0, 0.0), None
+        (draft_steps, draft, way), self._drafting.made = self._drafting.made or (0, 0.0, None), None
         done = Round(
             setting=self._setting,
             running=self._running,
@@ -278,6 +278,7 @@ class Rounds:
             hits=hits - before[0],
             misses=misses - before[1],
             answered=self._answered or self._setting.k == 0,
+            way=way,
         )
         self._controller.note(done, time.monotonic())
         self._stats.hypotheses = self._controller.current.hypotheses

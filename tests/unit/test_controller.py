@@ -25,13 +25,15 @@ class World:
     hit: float = 0.6
     between: float = 0.0005
     contention: float = 1.0
+    way: float = 0.0005
+    """Of a draft there and back, beyond its computing."""
 
     def seconds(self, setting: Setting, sequences: int, hits: float) -> float:
         """`hits`: verdicts that were guessed; the others wait, all or alone."""
         if setting.k == 0:
             return self.fixed + self.row * sequences + self.between
         verify = self.fixed + self.row * sequences * (setting.k + 1) + self.between
-        draft = setting.k * self.step + self.between
+        draft = setting.k * self.step + self.way
         if not setting.hypotheses:
             return verify + draft
         verify *= self.contention
@@ -89,11 +91,12 @@ class Run:
                 rows=rows,
                 total=total,
                 verify=verify * (world.contention if setting.hypotheses else 1.0),
-                waited=setting.k * world.step if waits else 0.0,
+                waited=setting.k * world.step + world.way if waits else 0.0,
                 draft_steps=setting.k if waits else 0,
                 draft=setting.k * world.step if waits else 0.0,
                 hits=hits,
                 misses=sequences - hits if setting.hypotheses else 0,
+                way=world.way if waits else None,
             ),
             self.now,
         )
@@ -126,9 +129,20 @@ def test_it_comes_within_a_twentieth_of_the_best_fixed_setting(world, sequences)
     assert run.rate(5.0, 20.0) >= 0.95 * world.best(candidates, sequences)
 
 
+@pytest.mark.parametrize("way", [0.001, 0.005, 0.02, 0.05])
+@pytest.mark.parametrize("fixed", [0.005, 0.025, 0.1])
+def test_a_speculator_that_is_far_away_is_asked_where_that_pays_and_for_enough(fixed, way):
+    world = World(fixed=fixed, row=0.0, step=0.0005, way=way)
+    controller = Controller(Setting(7, 0, 1), adapts=True)
+    run = Run(controller, world, 1).until(30.0)
+    candidates = controller._candidates(1)
+    assert run.rate(3.0, 30.0) >= 0.95 * world.best(candidates, 1)
+
+
 @pytest.mark.parametrize("sequences", [1, 8])
-def test_a_useless_speculator_costs_less_than_a_twentieth(sequences):
-    world = World(right=0.0, step=0.002)
+@pytest.mark.parametrize("way", [0.0005, 0.02])
+def test_a_useless_speculator_costs_less_than_a_twentieth(sequences, way):
+    world = World(right=0.0, step=0.002, way=way)
     run = Run(adaptive(), world, sequences).until(20.0)
     plain = world.best([OFF], sequences)
     assert run.rate(2.0, 20.0) >= 0.95 * plain
