@@ -5,8 +5,14 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from executor.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Attach = Literal["now", "later"]
 
 SCHEMES = ("ipc://", "tcp://")
 MAX_SERVERS = 8
@@ -21,6 +27,14 @@ class Address:
 
     text: str
     local: bool
+
+
+class AttachPolicy(NamedTuple):
+    """How an executor comes to the servers it is told of. `keys`: the directory of its own, None for none.
+    `later`: it begins without a speculator if none of them serves yet."""
+
+    keys: Path | None = None
+    later: bool = False
 
 
 def is_address(text: str) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from executor import address
+from executor.address import Attach, AttachPolicy
 from executor.capacity import MemoryLimits
 from executor.errors import InvalidConfig
 from executor.layout import Layout, layout
@@ -145,6 +146,9 @@ class Config:
     transport: how tensors go from lane to lane: `cuda_ipc` (between GPUs, without a copy), `memfd` (memory
         that both share), `inline` (within messages); `auto` is the first of these that works. What does not
         work falls back to the next, unless `require_cuda_ipc`.
+    attach: whether one of the speculator servers must serve at the start: `now`; or the executor begins
+        without drafts if none does, and attaches `later`. One that is there, but no good for this target, is
+        an error in either case.
     keys: directory of this executor's keys, for servers that want some; those of other hosts must.
     pin: keep each lane to cores of its own. Several executors on one machine would choose the same.
     trace: file for a trace of what lanes did when, for chrome://tracing or ui.perfetto.dev; written at the
@@ -181,6 +185,7 @@ class Config:
     threads: int | None = None
     transport: TransportName = "auto"
     require_cuda_ipc: bool = False
+    attach: Attach = "now"
     keys: Path | None = None
     pin: bool = False
     trace: Path | None = None
@@ -206,6 +211,7 @@ class Config:
         if self.cache_dir is not None:
             object.__setattr__(self, "cache_dir", local_path("cache_dir", self.cache_dir, "./models"))
         _one_of("engine", self.engine, get_args(EngineName))
+        _one_of("attach", self.attach, get_args(Attach))
         _one_of("dtype", self.dtype, get_args(DtypeName))
         _one_of("lanes", self.lanes, get_args(Hosting))
         _whole("target_ranks", self.target_ranks, 1, MAX_RANKS, "2")
@@ -279,6 +285,10 @@ class Config:
         """Whether the setting changes with what is measured, as it always does where drafts come from far."""
         waits = self.timeouts.draft_least >= self.timeouts.draft
         return self.mode == "auto" or (address.is_address(self.speculator) and not waits)
+
+    @property
+    def attach_policy(self) -> AttachPolicy:
+        return AttachPolicy(self.keys, self.attach == "later")
 
     @property
     def transport_policy(self) -> TransportPolicy:

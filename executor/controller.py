@@ -18,21 +18,28 @@ if TYPE_CHECKING:
 
 OFF = Setting(0)
 HYSTERESIS = 1.04
-"""Another setting has to promise so many times as much."""
+"""Another setting has to promise so many times as much, if it is not to be `OFF`."""
 TRIAL_ROUNDS = 4
 TRIAL_EVERY = 1.0
 """Seconds from one trial to the next …"""
-TRIAL_SHARE = 0.04
+TRIAL_SHARE = 0.06
 """… or more, so that trials take no larger share of the time than this."""
+CHOOSE_EVERY = 0.1
+"""Seconds after which promises are compared again."""
 STALE_AFTER = 8.0
 """Seconds after which what was seen of a kind of setting should be looked at again …"""
 WORTH_A_TRIAL = 0.8
 """… if it promises this share of the best."""
-WINDOW = 0.5
-"""Seconds over which what a setting brings is compared with no speculation."""
+WINDOW = 0.9
+"""Seconds over which what a setting brings is compared with no speculation. Texts have stretches where next
+to nothing is accepted: a shorter look would take each for the end of speculation."""
 LEAST_SHARE = 0.95
-"""What it must bring of that."""
-BAN_SECONDS = 2.0
+"""What it must bring of that, or else it is left …"""
+BAN_SECONDS = 1.0
+"""… for this long, and twice as long each time that it comes to that again …"""
+MOST_BAN_SECONDS = 16.0
+FORGIVEN_AFTER = 5.0
+"""… unless it had been used for so many seconds in between."""
 _LEAST_SECONDS = 1e-6
 """No round is shorter, whatever a line through few observations says."""
 
@@ -84,7 +91,11 @@ class Controller:
         self.reason = "fixed" if not adapts else "not measured yet"
         self._kept: dict[Kind, Mean] = {}
         self._seen: dict[Kind, float] = {}
-        self._banned: dict[Kind, float] = {}
+        self._banned_until = float("-inf")
+        self._ban = BAN_SECONDS
+        self._since = 0.0
+        self._judged_at: float | None = None
+        self._next_choice = 0.0
         self._trial: Setting | None = None
         self._trial_left = 0
         self._tried: list[tuple[float, int]] = []
@@ -111,14 +122,17 @@ class Controller:
             return
         costs = self.costs
         if done.setting.hypotheses == 0 or not costs.known:
-            # While the speculator computes, too, the target may be slower.
             costs.verified(sequences, done.rows, done.verify)
+        else:  # while the speculator computes, too, the target may be slower
+            costs.overlapped(sequences, done.rows, done.verify)
         costs.rest(max(0.0, done.total - done.verify - done.waited))
         if done.draft_steps:
             costs.drafted(sequences, done.draft_steps, done.draft)
         if done.hits + done.misses:
             costs.guessed(done.setting.hypotheses, hits=done.hits, misses=done.misses)
-        if done.answered:
+        if done.answered and done.setting.k:
+            costs.passed(0.0 if self._judged_at is None else now - self._judged_at)
+            self._judged_at = now
             for outcome in done.outcomes:
                 # What is prepared can be cut short; what is waited for ends where its speculator wants.
                 costs.judged(outcome, outcome.drafted if done.setting.hypotheses else done.setting.k)
@@ -178,13 +192,21 @@ class Controller:
                 self._end_trial(self._trial, sequences, now)
             return
         if self._disappoints(sequences):
-            self._banned[_kind(self.current, sequences)] = now + BAN_SECONDS
-            self.current, self.reason = OFF, "it brought less than no speculation"
-            self._window.clear()
+            self._ban = BAN_SECONDS if now - self._since > FORGIVEN_AFTER else self._ban
+            self._banned_until = now + self._ban
+            self._ban = min(2 * self._ban, MOST_BAN_SECONDS)
+            self._use(OFF, "it brought less than no speculation", now)
             self._next_trial = max(self._next_trial, now + TRIAL_EVERY)
-        elif now >= self._next_trial:
+        elif now >= self._next_choice:
             self._choose(sequences, now)
-            self._try_another(sequences, now)
+            if now >= self._next_trial:
+                self._try_another(sequences, now)
+
+    def _use(self, setting: Setting, reason: str, now: float) -> None:
+        if (setting == OFF) != (self.current == OFF):
+            self._since = now
+        self.current, self.reason = setting, reason
+        self._window.clear()
 
     def _end_trial(self, tried: Setting, sequences: int, now: float) -> None:
         """What it brought counts for more than what figures from other times promise."""
@@ -192,14 +214,13 @@ class Controller:
         brought = sum(tokens for _, tokens in self._tried) / seconds if seconds else 0.0
         self._trial, self._tried = None, []
         if self.current == OFF and brought > HYSTERESIS * self.promise(OFF, sequences):
-            self.current, self.reason = tried, "it brought more than no speculation"
-            self._window.clear()
+            self._use(tried, "it brought more than no speculation", now)
         else:
             self._choose(sequences, now)
 
     def _disappoints(self, sequences: int) -> bool:
         seconds = sum(total for total, _ in self._window)
-        if self.current == OFF or seconds < WINDOW / 2 or not self.costs.known:
+        if self.current == OFF or seconds < 0.9 * WINDOW or not self.costs.known:
             return False
         brought = sum(tokens for _, tokens in self._window) / seconds
         return brought < LEAST_SHARE * self.promise(OFF, sequences)
@@ -228,25 +249,22 @@ class Controller:
         draft = costs.draft(sequences, k) + costs.between
         if setting.hypotheses == 0:
             return verify + draft
+        verify += (costs.contention - 1) * (verify - costs.between)
         hit = costs.hit(setting.hypotheses)
         # One that was not guessed is waited for by all, or sits out a round while its draft is made.
         waits = verify + (1 - hit**sequences) * draft
         return waits if sequences == 1 else min(waits, verify * (2 - hit))
 
     def _choose(self, sequences: int, now: float) -> None:
+        self._next_choice = now + CHOOSE_EVERY
         if not self.costs.known:
             return
-        allowed = [
-            setting
-            for setting in self._candidates(sequences)
-            if self._banned.get(_kind(setting, sequences), 0.0) <= now
-        ]
+        # Kinds of speculation differ in their time, which is known, and share what is accepted.
+        allowed = [OFF] if now < self._banned_until else self._candidates(sequences)
         best = max(allowed, key=lambda setting: self.promise(setting, sequences))
-        if best != self.current and self.promise(best, sequences) > HYSTERESIS * self.promise(
-            self.current, sequences
-        ):
-            self.current = best
-            self._window.clear()
+        enough = self.promise(self.current, sequences) * (1.0 if best == OFF else HYSTERESIS)
+        if best != self.current and self.promise(best, sequences) > enough:
+            self._use(best, "", now)
         plain = self.promise(OFF, sequences)
         self.reason = f"promises {self.promise(self.current, sequences) / plain:.2f} times plain decoding"
 
@@ -267,22 +285,25 @@ class Controller:
             self._next_trial = now + TRIAL_EVERY
             return
         promises = {s: self.promise(s, sequences) for s in self._candidates(sequences)}
-        best = max(promises.values())
-        stale = [
-            setting
-            for setting, promise in promises.items()
-            if now - self._last(setting, sequences) > (TRIAL_EVERY if self.current == OFF else STALE_AFTER)
-            and setting != self.current
-            and (promise > WORTH_A_TRIAL * best or setting == OFF or self.current == OFF)
-        ]
+        if self.current == OFF:
+            # By what it was left for, only the shortest drafts look good.
+            best = max((s for s in promises if s.k >= min(3, self._longest.k)), key=promises.__getitem__)
+            stale = [best]
+        else:
+            enough = WORTH_A_TRIAL * max(promises.values())
+            stale = [
+                setting
+                for setting, promise in promises.items()
+                if now - self._last(setting, sequences) > STALE_AFTER
+                and setting != self.current
+                and (promise > enough or setting == OFF)
+            ]
         if not stale:
             self._next_trial = now + TRIAL_EVERY
             return
         oldest = min(self._last(setting, sequences) for setting in stale)
         them = [s for s in stale if self._last(s, sequences) == oldest]
         trial = OFF if OFF in them else max(them, key=promises.__getitem__)
-        if self.current == OFF:  # by what it was left for, only the shortest drafts look good
-            trial = trial._replace(k=max(trial.k, min(3, self._longest.k)))
         self._trial, self._tried = trial, []
         self._trial_left = TRIAL_ROUNDS * trial.ubatches
         spent = self._trial_left * self._seconds(trial, sequences)

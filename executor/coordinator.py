@@ -17,6 +17,7 @@ from logging import INFO, WARNING
 from typing import TYPE_CHECKING
 
 from executor import admission, dialogue
+from executor.address import AttachPolicy
 from executor.admission import Demand, KvRoom
 from executor.collapse import Collapse
 from executor.errors import Closed, InvalidRequest, LaneFailed, RequestFailed, SpeclaneError
@@ -62,13 +63,13 @@ class Coordinator:
         max_verify_tokens: int | None = None,
         placements: Mapping[LaneName, Placement] = ANYWHERE,
         transport: TransportPolicy | None = None,
-        keys: Path | None = None,
+        attach: AttachPolicy = AttachPolicy(),  # noqa: B008  it cannot change
         trace: Trace | None = None,
     ) -> None:
         """`specs`: the target's first, then the speculator's if there is one. `controller`: of how
         to speculate. Lengths in tokens: `max_model_len` of the longest sequence, `max_verify_tokens` of a
-        verification of all sequences (None: what the target runs in one pass). `keys`: of a client of
-        speculator servers. Raises InvalidConfig or SpeclaneError.
+        verification of all sequences (None: what the target runs in one pass). `attach`: to speculator
+        servers. Raises InvalidConfig or SpeclaneError.
         """
         self._k = controller.current.k
         self.controller = controller
@@ -83,7 +84,7 @@ class Coordinator:
         self._ended = threading.Event()
         self._failure: SpeclaneError | None = None
         self._lock = threading.Lock()  # guards what callers leave here against the moment of failure
-        self._lanes = Lanes(specs, timeouts, recovery, memory, hosting, placements, transport, keys)
+        self._lanes = Lanes(specs, timeouts, recovery, memory, hosting, placements, transport, attach)
         self.stats = Stats()
         self._rounds = Rounds(
             self._lanes,

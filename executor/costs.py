@@ -6,13 +6,18 @@ Times in seconds, for so many sequences at once. Everything fades, so that what 
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
 
 _FADE = 0.97
 """What an observation counts for once the next one of its kind has come."""
-_POSITIONS_FADE = 0.97
+_MEMORY_SECONDS = 1.0
+"""What was accepted counts for 1/e of itself so much later."""
+_PRIOR_WEIGHT = 4.0
+_CONTENTION_FADE = 0.9
+_MOST_CONTENTION = 4.0
 _START_ACCEPTANCE = 0.6
 _START_HIT = {0: 0.0, 1: 0.3}
 _START_HIT_MANY = 0.6
@@ -62,6 +67,15 @@ class Mean:
     def value(self) -> float:
         return self._sum / self._weight
 
+    def with_prior(self, value: float, weight: float) -> float:
+        """The mean if `value` had been seen so often besides."""
+        return (self._sum + value * weight) / (self._weight + weight)
+
+    def fade(self, share: float) -> None:
+        """What there is counts for less against what comes."""
+        self._weight *= share
+        self._sum *= share
+
     def note(self, value: float, weight: float = 1.0) -> None:
         self._weight = self._weight * self._fade + weight
         self._sum = self._sum * self._fade + value * weight
@@ -74,12 +88,19 @@ class Costs:
         self._hit: dict[int, Mean] = {}
         self._right: list[Mean] = []
         self._rest = Mean(0.0)
+        self._contention = Mean(1.0, _CONTENTION_FADE)
 
     # ------------------------------------------------------------ observations
 
     def verified(self, sequences: int, rows: int, seconds: float) -> None:
         """The target ran so many rows of logits of so many sequences."""
         self._verify.setdefault(size_class(sequences), Line()).note(rows, seconds)
+
+    def overlapped(self, sequences: int, rows: int, seconds: float) -> None:
+        """The target ran them while the speculator computed, too."""
+        alone = self.verify(sequences, rows)
+        if alone > 0:
+            self._contention.note(min(seconds / alone, _MOST_CONTENTION))
 
     def drafted(self, sequences: int, steps: int, seconds: float) -> None:
         """The speculator was asked for so many steps for so many sequences. An order costs something
@@ -92,10 +113,15 @@ class Costs:
         wrong.
         """
         for place in range(min(outcome.accepted + 1, asked)):
-            while len(self._right) <= place:
-                start = self._right[-1].value if self._right else _START_ACCEPTANCE
-                self._right.append(Mean(start, _POSITIONS_FADE))
+            if len(self._right) == place:
+                self._right.append(Mean(None, 1.0))
             self._right[place].note(float(place < outcome.accepted))
+
+    def passed(self, seconds: float) -> None:
+        """So long after what was judged before."""
+        share = math.exp(-seconds / _MEMORY_SECONDS)
+        for mean in self._right:
+            mean.fade(share)
 
     def guessed(self, hypotheses: int, *, hits: int, misses: int) -> None:
         """So many verdicts were among those guessed, and so many were not."""
@@ -117,6 +143,11 @@ class Costs:
         return bool(self._draft)
 
     @property
+    def contention(self) -> float:
+        """How many times as long the target takes while the speculator computes, too."""
+        return self._contention.value
+
+    @property
     def between(self) -> float:
         """Seconds of a round that neither lane computes."""
         return self._rest.value
@@ -132,10 +163,14 @@ class Costs:
         return self._hit_of(hypotheses).value if hypotheses else 0.0
 
     def acceptance(self, place: int) -> float:
-        """How likely a guess at this place is right if all before it are."""
-        if not self._right:
-            return _START_ACCEPTANCE
-        return self._right[min(place, len(self._right) - 1)].value
+        """How likely a guess at this place is right if all before it are.
+
+        Where little was seen lately, it is about as likely as one place before.
+        """
+        value = _START_ACCEPTANCE
+        for mean in self._right[: place + 1]:
+            value = mean.with_prior(value, _PRIOR_WEIGHT)
+        return value
 
     def tokens(self, k: int) -> float:
         """Expected tokens of a verification of a draft of k: accepted ones, and the target's own.

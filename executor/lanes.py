@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from executor import descriptors, inline, ranks, vetting
+from executor.address import AttachPolicy
 from executor.admission import KvRoom
 from executor.allocation import Allocation
 from executor.errors import InvalidConfig, LaneFailed
@@ -90,12 +91,15 @@ class Lanes:
         hosting: Hosting,
         placements: Mapping[LaneName, Placement] = ANYWHERE,
         transport: TransportPolicy | None = None,
-        keys: Path | None = None,
+        attach: AttachPolicy | None = None,
     ) -> None:
         """Raises InvalidConfig if there is no place for the socket or there are no such keys, SpeclaneError
         for want of descriptors."""
         descriptors.require(_DESCRIPTORS)
-        attachments = Attachments(keys, partial(HOSTS[hosting].start, placements=placements))
+        attach = attach or AttachPolicy()
+        later = [spec for spec in specs if spec.engine == "remote" and attach.later]
+        start_here = partial(HOSTS[hosting].start, placements=placements)
+        attachments = Attachments(attach.keys, start_here, patient=[spec.model for spec in later])
         with ExitStack() as undo:
             self._rundir = RunDir()
             undo.callback(self._rundir.remove)
@@ -105,6 +109,7 @@ class Lanes:
             self._hub.watch(self._alarm)
             undo.pop_all()
         self.supervisor = Supervisor(self._hub, specs, timeouts, recovery, attachments.start)
+        self.supervisor.dispensable = {spec.lane for spec in later}
         self.supervisor.on_change = self._changed
         self._allocation = Allocation(memory, recovery.standby)
         self.transport = Transport(transport or TransportPolicy(), self._post, timeouts.draft)
@@ -142,12 +147,12 @@ class Lanes:
     # ------------------------------------------------------------ start and stop
 
     def start(self, deadline: float) -> None:
-        """Start all workers and wait until they serve; from then on they are restarted.
+        """Start all workers and wait until they serve, those that must; from then on they are restarted.
 
         Raises InvalidConfig if a worker says that it cannot become what it was told to, else LaneFailed.
         """
         self.supervisor.start_all()
-        self._until(lambda: all(lane.serving for lane in self.all) and self._transport_settled, deadline)
+        self._until(lambda: all(lane.serving for lane in self._needed) and self._transport_settled, deadline)
         if not self._halted:
             self.supervisor.restarting = True
             self.supervisor.start_standby()
@@ -165,12 +170,21 @@ class Lanes:
             if self.transport.refusal is not None:
                 raise self.transport.refusal
             for lane in self.all:
-                if lane.state in (LaneState.DOWN, LaneState.CONDEMNED):
+                if lane.state in (LaneState.DOWN, LaneState.CONDEMNED) and (
+                    lane in self._needed or lane.refused
+                ):
                     raise _refusal(lane)
             if time.monotonic() >= deadline:
-                late = min((lane for lane in self.all if not lane.serving), key=_waits_for_others)
+                late = min((lane for lane in self._needed if not lane.serving), key=_waits_for_others)
                 raise LaneFailed(late.name, f"not ready in time, in phase {late.phase}")
             self.turn(deadline)
+            if self.supervisor.dispensable:  # who waits for one may have nothing to wait for any more
+                self._allot()
+
+    @property
+    def _needed(self) -> list[Lane]:
+        """The lanes without which there is no start."""
+        return [lane for lane in self.all if lane.name not in self.supervisor.dispensable]
 
     @property
     def _transport_settled(self) -> bool:
@@ -338,13 +352,17 @@ class Lanes:
 
     def _allot(self) -> None:
         """Whose turn it is to profile, and who hears how much it may hold."""
-        starting = self.supervisor.starting
+        starting = [lane for lane in self.supervisor.starting if not self._absent(lane)]
         for lane in self._allocation.turns(starting):
             self._post(lane, Profile(lane.epoch))
         self._allocation.solve(starting)
         for lane in starting:
             if self._allots and lane.link.state is LinkState.PROFILED:
                 self._allocate(lane)
+
+    def _absent(self, lane: Lane) -> bool:
+        """Whether nobody is there yet who would be this lane, and nobody waits for him."""
+        return lane.name in self.supervisor.dispensable and lane.link.state is LinkState.EXPECTED
 
     def _allocate(self, lane: Lane) -> None:
         try:

@@ -89,7 +89,7 @@ class LLM:
                 config.max_verify_tokens,
                 config.placements,
                 config.transport_policy,
-                config.keys,
+                config.attach_policy,
                 self.trace,
             )
             log.info("layout: %s", config.layout)

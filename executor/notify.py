@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 SOCKET, WATCHDOG_USEC, WATCHDOG_PID = NOTIFY_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 READY, STATUS, STOPPING, WATCHDOG = "READY", "STATUS", "STOPPING", "WATCHDOG"
+EXTEND = "EXTEND_TIMEOUT_USEC"
+"""What has begun may take so long, whatever the unit says."""
 HEALTH, URL, LANES = "X_SPECLANE_HEALTH", "X_SPECLANE_URL", "X_SPECLANE_LANES"
 """Our own: state of health, address, and `lane:pid` of each lane's process (`target/1` of its next rank)."""
 

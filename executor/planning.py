@@ -51,7 +51,7 @@ def plan_memory(prepared: Prepared, config: Config) -> MemoryPlan:
     """Starts workers and ends them. Raises InvalidConfig for what does not fit, LaneFailed."""
     lanes = Lanes(
         *(prepared.specs, config.timeouts, config.recovery, config.memory, "process"),
-        *(config.placements, config.transport_policy, config.keys),
+        *(config.placements, config.transport_policy, config.attach_policy),
     )
     try:
         return lanes.plan(time.monotonic() + config.timeouts.load)

@@ -69,6 +69,8 @@ class Supervisor:
         self.by_identity: dict[str, Lane] = {}
         self.restarting = False
         """Whether a lane that dies is started again; not before all have served once."""
+        self.dispensable: set[LaneName] = set()
+        """Lanes that are started again even then: the others begin without them."""
         self.next_tick = 0.0
         self.ticked_at = time.monotonic()
         """When it last did what was due: at least every half second if its thread is well."""
@@ -249,7 +251,7 @@ class Supervisor:
         if (then := self._incoming.pop(lane.identity, None)) is not None:
             then(lane)
             return
-        if not self.restarting:
+        if not self.restarting and lane.name not in self.dispensable:
             return
         self.deaths[lane.name] += 1
         if self.current.get(lane.name) is lane:

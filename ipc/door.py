@@ -75,6 +75,7 @@ class Door:
 
     def _bind(self, address: str) -> None:
         if not address.startswith(_IPC):
+            self._socket.setsockopt(zmq.IPV6, "[" in address)
             self._socket.bind(address)
             return
         path = Path(address.removeprefix(_IPC))

@@ -64,7 +64,7 @@ class _Line(NamedTuple):
 
 
 class Relay:
-    """Made by the coordinator's thread, run by its own. `left` says why it ended; empty: as it should."""
+    """Made by the coordinator's thread, run by its own."""
 
     def __init__(self, hub: Hub, errand: Errand) -> None:
         self._errand = errand
@@ -144,6 +144,7 @@ class Relay:
             self.calls += 1
             socket.setsockopt(zmq.IDENTITY, f"{self._errand.identity}/{self.calls}".encode())
             socket.setsockopt(zmq.RECONNECT_IVL, -1)  # who was cut off is attached anew, or not at all
+            socket.setsockopt(zmq.IPV6, "[" in address)
             socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
             socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
             socket.setsockopt(zmq.HANDSHAKE_IVL, int(CONNECT_SECONDS * 1000))

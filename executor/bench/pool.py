@@ -9,16 +9,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from executor.bench.stretch import Client, Work, agree, stretch, tokens_per_step
 from executor.errors import InvalidConfig, SpeclaneError
 from executor.llm import LLM
-from executor.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 Mode = Literal["off", "own", "shared"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 _EXIT_SECONDS = 10.0
-_WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +35,8 @@ class Plan:
 
     config: Config
     server: Sequence[str]
-    prompts: Sequence[str]
+    work: Work
     executors: int
-    new_tokens: int
-    temperature: float
     seconds: float
     repeat: int
 
@@ -73,18 +68,16 @@ def measure(plan: Plan, progress: Callable[[str], None]) -> dict[str, Any]:
     if not plan.config.speculates:
         raise InvalidConfig("speculator", "speculator off leaves nothing to share; try ngram")
     speeds: dict[Mode, list[list[float]]] = {mode: [] for mode in MODES}
-    lengths: dict[Mode, float] = {}
-    said: dict[int, set[tuple[int, ...]]] = {}
+    clients: dict[Mode, list[Client]] = {mode: [] for mode in MODES}
     for turn in range(plan.repeat):
         for mode in MODES:
-            each, lengths[mode], outputs = _measured(plan, mode)
+            each, asked = _measured(plan, mode)
             speeds[mode].append(each)
-            for index, tokens in outputs:
-                said.setdefault(index, set()).add(tuple(tokens))
+            clients[mode] += asked
             progress(f"{mode} {turn + 1} of {plan.repeat}: {', '.join(f'{one:.2f}' for one in each)} tok/s")
     return {
-        "rows": [_row(mode, speeds, lengths[mode]) for mode in MODES],
-        "tokens_agree": all(len(versions) == 1 for versions in said.values()),
+        "rows": [_row(mode, speeds, tokens_per_step(clients[mode])) for mode in MODES],
+        "tokens_agree": agree([client for mode in MODES for client in clients[mode]]),
         "executors": plan.executors,
         "target": plan.config.target,
         "speculator": plan.config.speculator,
@@ -92,8 +85,8 @@ def measure(plan: Plan, progress: Callable[[str], None]) -> dict[str, Any]:
         "dtype": plan.config.dtype,
         "threads": plan.config.threads,
         "k": plan.config.num_speculative_tokens,
-        "batch": plan.config.max_sequences,
-        "temperature": plan.temperature,
+        "batch": plan.work.at_once,
+        "temperature": plan.work.temperature,
         "seconds": plan.seconds,
     }
 
@@ -104,8 +97,8 @@ def fairness(speeds: Sequence[float]) -> float:
     return sum(speeds) ** 2 / squares if squares else 1.0
 
 
-def _measured(plan: Plan, mode: Mode) -> tuple[list[float], float, list[tuple[int, list[int]]]]:
-    """Tokens per second of each executor, tokens per target step, and what each said to each prompt."""
+def _measured(plan: Plan, mode: Mode) -> tuple[list[float], list[Client]]:
+    """Tokens per second of each executor, and whom that was measured with."""
     with ExitStack() as stack:
         config = plan.config
         if mode == "off":
@@ -114,56 +107,11 @@ def _measured(plan: Plan, mode: Mode) -> tuple[list[float], float, list[tuple[in
             place = stack.enter_context(tempfile.TemporaryDirectory(prefix="pool-"))
             address, _ = stack.enter_context(server_process(f"ipc://{Path(place) / 's'}", plan.server))
             config = replace(config, speculator=address)
-        llms = [stack.enter_context(LLM(config)) for _ in range(plan.executors)]
-        for llm in llms:
-            llm.generate(plan.prompts[0], SamplingParams(max_tokens=_WARM_UP_TOKENS), progress=False)
-        outputs: list[dict[int, list[int]]] = [{} for _ in llms]
-        stop = threading.Event()
-        threads = [
-            threading.Thread(target=_work, args=(llm, plan, said, stop))
-            for llm, said in zip(llms, outputs, strict=True)
+        clients = [
+            Client(stack.enter_context(LLM(config)), plan.work, share=number / plan.executors)
+            for number in range(plan.executors)
         ]
-        for thread in threads:
-            thread.start()
-        began, before = time.perf_counter(), [_tokens(llm) for llm in llms]
-        stop.wait(plan.seconds)
-        seconds, after = time.perf_counter() - began, [_tokens(llm) for llm in llms]
-        stop.set()
-        for thread in threads:
-            thread.join()
-        outcomes = [llm.coordinator.stats.acceptance for llm in llms]
-        tokens, rounds = sum(one.tokens for one in outcomes), sum(one.rounds for one in outcomes)
-    speeds = [(last - first) / seconds for first, last in zip(before, after, strict=True)]
-    return speeds, tokens / max(rounds, 1), [pair for said in outputs for pair in said.items()]
-
-
-def _work(llm: LLM, plan: Plan, outputs: dict[int, list[int]], stop: threading.Event) -> None:
-    """The prompts in turn, as many at once as run at once, over and over until `stop`."""
-    size = plan.config.max_sequences
-    start = 0
-    while not stop.is_set():
-        indices = [(start + i) % len(plan.prompts) for i in range(size)]
-        start += size
-        streams = [llm.stream(plan.prompts[index], _params(plan, index)) for index in indices]
-        for index, stream in zip(indices, streams, strict=True):
-            for _ in stream:
-                if stop.is_set():
-                    break
-            else:
-                outputs[index] = stream.completion.token_ids
-        for stream in streams:
-            stream.close()
-
-
-def _tokens(llm: LLM) -> int:
-    """That it has settled so far."""
-    return llm.coordinator.stats.acceptance.tokens
-
-
-def _params(plan: Plan, index: int) -> SamplingParams:
-    return SamplingParams(
-        temperature=plan.temperature, seed=index, max_tokens=plan.new_tokens, ignore_eos=True
-    )
+        return stretch(clients, plan.seconds), clients
 
 
 def _row(mode: Mode, speeds: dict[Mode, list[list[float]]], length: float) -> dict[str, Any]:

@@ -6,8 +6,12 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from executor.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 COPY_HEAVY = Path(__file__).with_name("copy_heavy.jsonl")
 """Few prompts whose answers repeat much of them, for which prompt lookup is good."""
@@ -47,6 +51,13 @@ def read_prompts(path: Path, limit: int | None = None, each: int | None = None) 
         seen: Counter[str] = Counter()
         prompts = [prompt for prompt in prompts if _counted(seen, prompt.category) <= each]
     return prompts[:limit]
+
+
+def mixed(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The first of each category, then the second of each, and so on."""
+    seen: Counter[str] = Counter()
+    places = [(_counted(seen, prompt.category), prompt) for prompt in prompts]
+    return [prompt for _, prompt in sorted(places, key=lambda place: place[0])]
 
 
 def _counted(seen: Counter[str], category: str) -> int:

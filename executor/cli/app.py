@@ -12,6 +12,7 @@ from executor.cli import (
     generate,
     keys,
     launch,
+    ping,
     plan,
     prune,
     serve,
@@ -48,6 +49,7 @@ def speclane(
 
 app.command()(serve.serve)
 app.command("speculator")(speculator.speculator_server)
+app.command()(ping.ping)
 app.command()(keys.keys)
 app.command()(launch.launch)
 app.command()(chat.chat)

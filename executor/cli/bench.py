@@ -4,6 +4,7 @@ import typer
 
 from executor.cli import (
     bench_decode,
+    bench_distance,
     bench_handoff,
     bench_http,
     bench_invariance,
@@ -22,5 +23,6 @@ app.command("recovery")(bench_recovery.recovery)
 app.command("memory")(bench_memory.memory)
 app.command("simulate")(bench_simulate.simulate)
 app.command("pool")(bench_pool.pool)
+app.command("distance")(bench_distance.distance)
 app.command("http")(bench_http.http)
 app.command("handoff")(bench_handoff.handoff)

@@ -21,6 +21,7 @@ _NOT_DASHED = {
     "destination": "DESTINATION",
     "model": "MODEL",
     "topology": "TOPOLOGY",
+    "address": "ADDRESS",
     "stop_token_ids": "--stop-token-id",
     "bad_words": "--bad-word",
     "grammar": "--json-schema, --regex or --choice",

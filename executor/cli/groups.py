@@ -94,6 +94,7 @@ class ModelOptions:
     max_verify_tokens: o.MaxVerifyTokens = None
     acceptance: o.Acceptance = "coupled"
     q_rows: o.QRows = "sparse"
+    attach: o.Attach = "now"
     keys: o.Keys = None
     threads: o.Threads = None
     pin: o.Pin = False
@@ -214,7 +215,7 @@ class SamplingOptions:
 
 _CONFIG = (
     *("target", "speculator", "engine", "dtype", "device", "lanes", "num_speculative_tokens"),
-    *("max_model_len", "kv_tokens", "max_verify_tokens", "keys", "threads", "cache_dir"),
+    *("max_model_len", "kv_tokens", "max_verify_tokens", "attach", "keys", "threads", "cache_dir"),
     *("acceptance", "q_rows", "mode", "hypotheses", "ubatches", "trace", "pin"),
     *("target_device", "speculator_device", "target_cores", "speculator_cores"),
     *("transport", "require_cuda_ipc", "target_ranks"),

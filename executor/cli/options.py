@@ -115,6 +115,10 @@ MaxVerifyTokens = Annotated[
     int | None, _model("N", "Tokens that one verification of all sequences takes.", "one pass of the target")
 ]
 Threads = Annotated[int | None, _model("N", "CPU threads of each lane.", "all cores")]
+Attach = Annotated[
+    str,
+    _model("now|later", "Whether a speculator server must serve at the start, or may come later."),
+]
 Keys = Annotated[
     str | None, _model("DIRECTORY", "Keys for speculator servers, made by speclane keys.", "none")
 ]

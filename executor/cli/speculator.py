@@ -20,7 +20,7 @@ _MOST_CLIENTS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Speculator(ModelOptions):
+class SpeculatorOptions(ModelOptions):
     """Without what concerns a target lane or its rounds; `target` is whose head is served."""
 
     lanes: str = field(init=False, default="process")
@@ -36,6 +36,7 @@ class _Speculator(ModelOptions):
     target_env: None = field(init=False, default=None)
     target_cores: None = field(init=False, default=None)
     speculative_config: None = field(init=False, default=None)
+    attach: str = field(init=False, default="now")
     max_verify_tokens: None = field(init=False, default=None)
     draft_timeout: None = field(init=False, default=None)
     verify_timeout: None = field(init=False, default=None)
@@ -54,7 +55,7 @@ def speculator_server(
     clients: Annotated[
         int, typer.Option(help="Executors that may attach at once; each has an equal share.", metavar="N")
     ] = _CLIENTS,
-    model: _Speculator,
+    model: SpeculatorOptions,
     recovery: RecoveryOptions,
     max_sequences: Annotated[
         int | None,
@@ -81,7 +82,8 @@ def speculator_server(
             server.stop()
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, stop)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                signal.signal(number, stop)
         try:
             server.serve(lambda: write(f"serving {served} on {door.address}\n"))
         finally:

@@ -128,7 +128,7 @@ class Child:
         with self.log.open("ab") as log:
             log.write(f"--- {time.strftime('%Y-%m-%dT%H:%M:%S%z')} start {self.starts + 1}\n".encode())
             log.flush()
-            self._popen = subprocess.Popen(
+            popen = subprocess.Popen(
                 [*tether, *argv],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -136,7 +136,13 @@ class Child:
                 env=_environment(self.plan.environment, environment),
                 start_new_session=True,  # the terminal's Ctrl-C is the launcher's to pass on
             )
-        self.pidfd = os.pidfd_open(self._popen.pid)
+        try:
+            self.pidfd = os.pidfd_open(popen.pid)
+        except OSError:  # for want of descriptors
+            popen.kill()
+            popen.wait()
+            raise
+        self._popen = popen
         self.facts, self.reason, self.was_killed = {}, "", False
         self.starts += 1
         self.started_at = self.heard_at = time.monotonic()
@@ -164,8 +170,9 @@ class Child:
         return self.reason
 
     def last_line(self) -> str:
-        """What it wrote last."""
-        with self.log.open("rb") as log:
+        """What it wrote last, if that can be read."""
+        lines: list[str] = []
+        with suppress(OSError), self.log.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_LINE_BYTES))
             lines = log.read().decode(errors="replace").split("\n--- ")[-1].splitlines()[1:]
         return next((line for line in reversed(lines) if line.strip()), "")

@@ -1,10 +1,10 @@
-"""The command lines of a topology's processes, and the Config that `speclane serve` makes of one."""
+"""The command lines of a topology's processes, and the Config that a command makes of one."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from executor.errors import InvalidConfig
@@ -52,10 +52,19 @@ def config_of(path: str, words: Sequence[str]) -> Config:
         return model.config(recovery=recovery.recovery(), max_sequences=given["max_sequences"])
 
 
-def check_words(path: str, command: str, words: Sequence[str]) -> None:
-    """Raises InvalidConfig about `path` if the command has no such options, or not with such values."""
-    with _refusals(path, command):
-        parsed(command, words)
+def server_config_of(path: str, words: Sequence[str]) -> Config:
+    """What `speclane speculator WORDS` would run, its sequences those of all clients together. Raises as
+    `config_of`."""
+    from executor.cli.groups import RecoveryOptions
+    from executor.cli.speculator import SpeculatorOptions
+    from executor.pool.opening import checked_address
+
+    with _refusals(path, "speculator"):
+        given = parsed("speculator", words)
+        model, recovery = _group(SpeculatorOptions, given), _group(RecoveryOptions, given)
+        config = model.config(recovery=recovery.recovery(), max_sequences=given["max_sequences"])
+        checked_address(config, given["bind"], given["clients"])
+        return replace(config, max_sequences=config.max_sequences * given["clients"])
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from executor.launch.child import Child, Event, State
 from executor.launch.ear import Ear
 from executor.launch.mps_watch import MpsWatch
 from executor.launch.places import NOTIFY
-from executor.launch.plan import without_speculator
+from executor.launch.plan import attaching_later
 from executor.restart import RestartPolicy
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ _ENDING_SECONDS = 5.0
 """What a process gets that has to be ended, before it is killed."""
 _GRACE_SECONDS = 10.0
 """What a process may take to end beyond the time that answers under way get."""
-_SPECULATOR_SECONDS = 30.0
-"""So long a target that has to start again waits for a speculator before it does without."""
 _STOP_ORDER: tuple[Kind, ...] = ("target", "speculator", "mps")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -62,6 +60,8 @@ class Launcher:
         self._status = CLEAN
         self._kill_at: dict[str, float] = {}
         self._published: dict[str, Any] = {}
+        self._unwritten = False
+        """Whether the status file lags behind."""
         self._since = time.time()
         self.failure = ""
         """Why it ended, if not because it was told to."""
@@ -71,20 +71,24 @@ class Launcher:
         loop = asyncio.get_running_loop()
         self._ear = Ear(self._private.path / NOTIFY)
         loop.add_reader(self._ear.fileno(), self._hear)
-        for number in _SIGNALS:
+        heeded = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
+        for number in heeded:
             loop.add_signal_handler(number, self.stop)
         watching = asyncio.create_task(self._watch_mps())
         try:
             while not self._over:
                 self._tick(time.monotonic())
+                if watching.done():
+                    watching.result()
                 await asyncio.sleep(_TICK_SECONDS)
         finally:
             watching.cancel()
             for child in self.children:
                 child.kill()
             self._publish()
-            for number in _SIGNALS:
+            for number in heeded:
                 loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_IGN)  # what is left to do, a compute mode, is put back whole
             loop.remove_reader(self._ear.fileno())
             self._ear.close()
         return self._status
@@ -94,7 +98,8 @@ class Launcher:
         self._stops += 1
         if self._stops == 1:
             record(INFO, "launch_draining", topology=self._plan.topology.name)
-            self._notifier.say(**{notify.STOPPING: "1"})
+            seconds = self._rules.drain + len(_STOP_ORDER) * 2 * _GRACE_SECONDS
+            self._notifier.say(**{notify.STOPPING: "1", notify.EXTEND: f"{seconds * 1e6:.0f}"})
         for child in self.children:
             if self._stops == 2 and child.state is State.STOPPING:
                 child.signal(signal.SIGTERM)
@@ -125,12 +130,7 @@ class Launcher:
 
     def _advance(self, child: Child, now: float) -> None:
         silent = now - child.heard_at
-        if (
-            child.state is State.WAITING
-            and not self._stops
-            and now >= child.due
-            and self._has_needs(child, now)
-        ):
+        if child.state is State.WAITING and not self._stops and now >= child.due and self._has_needs(child):
             self._start(child, now)
         elif child.state is State.STARTING and now - child.started_at > self._rules.start:
             self._condemn(child, f"not ready within {self._rules.start:g} s", signal.SIGABRT, now)
@@ -141,24 +141,12 @@ class Launcher:
             del self._kill_at[child.name]
             child.kill()
 
-    def _has_needs(self, child: Child, now: float) -> bool:
-        """A daemon must be ready. So must a speculator at first; later a target waits for it only so long."""
+    def _has_needs(self, child: Child) -> bool:
+        """A daemon must be ready. So must a speculator at first; later a target attaches when it is there."""
         needed = [self._by_name[name] for name in child.plan.needs]
-        if not all(
+        return all(
             each.state is State.READY for each in needed if each.plan.kind == "mps" or not self._served
-        ):
-            return False
-        return (
-            not self._bereft(child)
-            or now - child.due > _SPECULATOR_SECONDS
-            or all(each.state is State.FAILED for each in needed if each.plan.kind == "speculator")
         )
-
-    def _bereft(self, child: Child) -> bool:
-        """Whether all speculators that it attaches to are of this launch, and none is there."""
-        needed = [self._by_name[name] for name in child.plan.needs]
-        mine = [each for each in needed if each.plan.kind == "speculator"]
-        return 0 < child.plan.attaches == len(mine) and not any(each.state is State.READY for each in mine)
 
     def _start(self, child: Child, now: float) -> None:
         watchdog = {
@@ -166,9 +154,8 @@ class Launcher:
             notify.WATCHDOG_USEC: f"{self._rules.watchdog * 1e6:.0f}",
         }
         argv = child.plan.argv
-        if self._bereft(child):
-            record(WARNING, "process_without_speculator", name=child.name)
-            argv = without_speculator(argv)
+        if self._served and child.plan.attaches:
+            argv = attaching_later(argv)
         try:
             self._mps.prepare(child)
             child.start(argv, watchdog)
@@ -279,7 +266,8 @@ class Launcher:
         if child.plan.kind != "mps" or not self._mps.quit(child):
             child.signal(signal.SIGTERM)
         if not ending:
-            self._kill_at[child.name] = now + self._rules.drain + _GRACE_SECONDS
+            answers = self._rules.drain if child.plan.kind == "target" else 0.0
+            self._kill_at[child.name] = now + answers + _GRACE_SECONDS
 
     # ------------------------------------------------------------ MPS
 
@@ -319,8 +307,14 @@ class Launcher:
         status = self._report()
         if status == self._published:
             return
-        self._published = status
-        self._state.write(status)
+        try:
+            self._state.write(status)
+        except OSError as error:  # a full disk is no reason to end what serves
+            if not self._unwritten:
+                record(WARNING, "status_not_written", reason=error.strerror)
+            self._unwritten = True
+        else:
+            self._published, self._unwritten = status, False
         words = ", ".join(f"{child.name} {child.state}" for child in self.children)
         ready = {notify.READY: "1"} if self._served else {}
         self._notifier.say(**ready, **{notify.STATUS: f"{status['state']}: {words}"})

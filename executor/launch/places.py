@@ -88,16 +88,35 @@ class PrivateDirectory:
 
 class StateDirectory:
     def __init__(self, path: Path) -> None:
-        """Raises InvalidConfig if it cannot be written."""
+        """Raises InvalidConfig if it cannot be written, or is another launch's."""
         self.path = path
         self.status_file = path / "status.json"
         try:
             (path / "logs").mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._take()
             self.write({})
         except OSError as error:
             raise InvalidConfig(
                 "state", f"state directory {path} cannot be written: {error.strerror}; try --state ./state"
             ) from None
+
+    def _take(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise InvalidConfig(
+                "state",
+                f"state directory {self.path} is that of another launch, which runs; "
+                f"try --state {self.path}-2",
+            ) from None
+        except OSError:
+            return  # of a file system without locks
+
+    def close(self) -> None:
+        """What was written stays."""
+        os.close(self._lock)
 
     def log(self, name: str) -> Path:
         return self.path / "logs" / f"{name}.log"

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from executor import mps
+from executor.address import is_address
 from executor.errors import InvalidConfig
-from executor.launch.commands import SPECLANE, arguments, check_words, config_of
+from executor.launch.commands import SPECLANE, arguments, config_of, server_config_of
 from executor.placement import VISIBLE, parse_cores
 from executor.sizes import parse_size
 
@@ -52,7 +53,7 @@ class PlannedLane:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedProcess:
     """`environment`: beside the launcher's own. `needs`: processes that must be ready before it starts.
-    `listens`: addresses. `attaches`: to how many speculators that stand alone."""
+    `listens`: addresses. `attaches`: those of the speculators that it tries, in their order."""
 
     name: str
     kind: Kind
@@ -60,7 +61,7 @@ class PlannedProcess:
     environment: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     listens: tuple[str, ...] = ()
-    attaches: int = 0
+    attaches: tuple[str, ...] = ()
     lanes: tuple[PlannedLane, ...] = ()
     gpus: tuple[str, ...] = ()
     config: Config | None = None
@@ -94,7 +95,6 @@ def make_plan(topology: Topology, found: Sequence[FoundGpu], directory: Path) ->
             *arguments(path, speculator.options),
             *_device_words("", speculator.lane),
         ]
-        check_words(path, "speculator", words)
         processes.append(
             PlannedProcess(
                 name=speculator.name,
@@ -105,6 +105,7 @@ def make_plan(topology: Topology, found: Sequence[FoundGpu], directory: Path) ->
                 listens=(address,),
                 lanes=(lane,),
                 gpus=lane.gpus,
+                config=server_config_of(path, words),
             )
         )
     addresses = {process.name: process.listens[0] for process in processes if process.kind == "speculator"}
@@ -112,9 +113,9 @@ def make_plan(topology: Topology, found: Sequence[FoundGpu], directory: Path) ->
     return LaunchPlan(topology=topology, directory=directory, gpus=gpus, processes=tuple(processes))
 
 
-def without_speculator(argv: Sequence[str]) -> tuple[str, ...]:
-    """The same command without drafts: at its start, a server has to reach one of its speculators."""
-    return tuple("--speculator=off" if word.startswith("--speculator=") else word for word in argv)
+def attaching_later(argv: Sequence[str]) -> tuple[str, ...]:
+    """The same command for a server that begins without its speculators if none of them is there."""
+    return (*argv, "--attach=later")
 
 
 def _gpu(gpu: Gpu, found: Sequence[FoundGpu], directory: Path) -> PlannedGpu:
@@ -199,7 +200,11 @@ def _target(
 ) -> PlannedProcess:
     path = f"targets.{target.name}"
     options = dict(target.options)
-    drafts = not target.attach and options.get("speculator") != "off"
+    if target.attach:
+        options["speculator"] = ",".join(addresses.get(name, name) for name in target.attach)
+    speculator = str(options.get("speculator", "auto"))
+    attaches = tuple(speculator.split(",")) if is_address(speculator) else ()
+    drafts = not attaches and speculator != "off"
     lanes = [_lane("target", f"{path}.lanes.target", target.lanes.target, gpus)]
     if len(lanes[0].gpus) > 1 and "target-ranks" not in options:
         options.setdefault("target_ranks", len(lanes[0].gpus))
@@ -212,8 +217,7 @@ def _target(
         )
     if drafts:
         lanes.append(_lane("speculator", f"{path}.lanes.speculator", target.lanes.speculator, gpus))
-    if target.attach:
-        options["speculator"] = ",".join(addresses.get(name, name) for name in target.attach)
+    host = f"[{target.host}]" if ":" in target.host else target.host
     used = tuple(dict.fromkeys(name for lane in lanes for name in lane.gpus))
     daemons = tuple(dict.fromkeys(name for lane in lanes for name in _daemons(lane, gpus)))
     if daemons:
@@ -231,8 +235,8 @@ def _target(
         kind="target",
         argv=(*SPECLANE, "serve", *words, *pinned),
         needs=(*daemons, *(name for name in target.attach if name in addresses)),
-        listens=(f"http://{target.host}:{target.port}",),
-        attaches=len(target.attach),
+        listens=(f"http://{host}:{target.port}",),
+        attaches=attaches,
         lanes=tuple(lanes),
         gpus=used,
         config=config_of(f"{path}.options", words),

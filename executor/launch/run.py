@@ -41,7 +41,8 @@ def prepare(file: Path, host: str | None = None) -> Prepared:
     if host is not None:
         targets = [msgspec.structs.replace(target, host=host) for target in read.targets]
         read = msgspec.structs.replace(read, targets=targets)
-    real = any(target.options.get("engine") != "toy" for target in read.targets)
+    options = [each.options for each in read.targets] + [each.options for each in read.speculators]
+    real = any(each.get("engine") != "toy" for each in options)
     machine = doctor.gather(cache_directory(), ask_torch=bool(read.gpus) and real)
     return Prepared(make_plan(read, machine.gpus or (), directory_of(read.name)), machine)
 
@@ -69,6 +70,7 @@ def run(prepared: Prepared, state: str | None) -> int:
             mps_watch.sweep(left)
         private.clear()
         kept = StateDirectory(state_directory(state, plan.topology.name))
+        undo.callback(kept.close)
         for gpu in plan.gpus:
             if gpu.exclusive:
                 before = _compute_mode(gpu.uuid, prepared.machine.gpus or ())

@@ -45,12 +45,11 @@ def _lines(plan: LaunchPlan) -> Iterator[str]:
         yield from _process(process)
     yield "memory (from the files' headers; `speclane plan` loads and measures)"
     for lane in estimates(plan):
-        where = "+".join(lane.gpus) or "cpu"
-        if lane.unknown:
-            yield f"  {lane.process}/{lane.lane} on {where}: {lane.unknown}"
-        else:
-            kv = f"{lane.kv_tokens} tokens of {size(lane.kv_bytes_per_token)}"
-            yield f"  {lane.process}/{lane.lane} on {where}: weights {size(lane.weights)}, KV up to {kv}"
+        where = f"at {lane.at}" if lane.at else f"on {'+'.join(lane.gpus) or 'cpu'}"
+        what = lane.unknown or f"weights {size(lane.weights)}"
+        if lane.kv_tokens:
+            what += f", KV up to {lane.kv_tokens} tokens of {size(lane.kv_bytes_per_token)}"
+        yield f"  {lane.process}/{lane.lane} {where}: {what}"
 
 
 def _process(process: PlannedProcess) -> Iterator[str]:

@@ -24,6 +24,7 @@ from ipc.messages import Offer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from executor.address import Address
     from executor.config import Config
     from ipc.messages import LaneSpec
 
@@ -40,6 +41,21 @@ def opened(
 
     Raises InvalidConfig before anything is loaded.
     """
+    address = checked_address(config, bind, clients)
+    its_keys = server_keys(config.keys) if config.keys is not None else None
+    spec = server_spec(replace(config, max_sequences=config.max_sequences * clients), progress)
+    try:
+        door = Door(address.text, its_keys, max_frame(config, spec))
+    except WireError as error:
+        raise InvalidConfig("bind", f"bind: {error}; try another, such as tcp://127.0.0.1:0") from error
+    try:
+        yield SpeculatorServer(config, spec, offer(config, spec), door, clients), door
+    finally:
+        door.close()
+
+
+def checked_address(config: Config, bind: str, clients: int) -> Address:
+    """Where it is to serve so many clients. Raises InvalidConfig about `bind`, `keys` or `clients`."""
     address = parse(bind, "bind")
     if not address.local and config.keys is None:
         raise InvalidConfig(
@@ -53,16 +69,7 @@ def opened(
             f"clients: {clients} with {config.max_sequences} sequences each are too many; "
             f"try {MAX_SEQUENCES // config.max_sequences}, or fewer --max-sequences",
         )
-    its_keys = server_keys(config.keys) if config.keys is not None else None
-    spec = server_spec(replace(config, max_sequences=config.max_sequences * clients), progress)
-    try:
-        door = Door(address.text, its_keys, max_frame(config, spec))
-    except WireError as error:
-        raise InvalidConfig("bind", f"bind: {error}; try another, such as tcp://127.0.0.1:0") from error
-    try:
-        yield SpeculatorServer(config, spec, offer(config, spec), door, clients), door
-    finally:
-        door.close()
+    return address
 
 
 def server_keys(directory: Path) -> keys.ServerKeys:

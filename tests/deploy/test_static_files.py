@@ -84,6 +84,7 @@ def test_what_compose_names_is_there(file):
         for volume in service.get("volumes", []):
             assert volume.split(":")[0] in made["volumes"], name
         check_command([str(word) for word in service["command"]])
+        check_probe(service.get("healthcheck", {}).get("test", [])[1:])
 
 
 def check_command(words: list[str]) -> None:
@@ -95,6 +96,13 @@ def check_command(words: list[str]) -> None:
     if command == "launch":
         assert (DEPLOY / "topologies" / Path(options[0]).name).is_file()
     parsed(command, options)
+
+
+def check_probe(words: list[str]) -> None:
+    """Words by which a container is asked how it is, if that is by a command of ours."""
+    if words[:1] == ["speclane"]:
+        assert words[1] == "ping"
+        parsed(words[1], words[2:])
 
 
 # ---------------------------------------------------------------- systemd and Slurm
@@ -163,6 +171,9 @@ def test_the_pod_is_ready_without_its_speculator(manifests):
     target, speculator = pod["containers"]
     assert (target["name"], speculator["name"]) == ("target", "speculator")
     assert "readinessProbe" not in speculator
+    assert "--attach=later" in target["args"]
+    check_probe(speculator["livenessProbe"]["exec"]["command"])
+    assert speculator["livenessProbe"]["exec"]["command"][2] in " ".join(speculator["args"])
     assert target["readinessProbe"]["httpGet"]["path"] == "/ready"
     assert target["livenessProbe"]["httpGet"]["path"] == "/health"
     assert target["startupProbe"]["httpGet"]["path"] == "/ready"

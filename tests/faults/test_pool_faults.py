@@ -18,6 +18,7 @@ from pooled import TARGET, attached, server
 
 from executor import LLM, SamplingParams, Timeouts
 from executor.config import Recovery, RestartPolicy
+from executor.errors import InvalidConfig, LaneFailed
 from executor.rundir import RunDir
 from ipc import codec
 from ipc.messages import (
@@ -149,6 +150,61 @@ def test_a_server_that_is_killed_costs_speed_and_comes_back(place, plain, faults
                 count = drafted(llm)
                 assert said(llm) == plain
                 assert drafted(llm) > count
+
+
+def test_an_executor_may_begin_before_its_server(place, plain, faults):
+    address = f"ipc://{place}/s"
+    with attached(address, timeouts=PATIENT, attach="later") as llm:
+        assert llm.coordinator.health.state == "degraded"
+        assert said(llm) == plain
+        with server(address):
+            faults.wait_until_healthy(llm)
+            assert said(llm) == plain
+            assert drafted(llm) > 0
+        with pytest.raises(LaneFailed, match="no speculator server at ipc:///nowhere"):
+            llm.swap_speculator("ipc:///nowhere")  # who asks for one now wants to know
+
+
+def test_a_server_that_dies_while_the_target_loads_is_no_matter_to_it(place, plain, faults):
+    address = f"ipc://{place}/s"
+    llm = attached(address, timeouts=PATIENT, attach="later")
+    starting = threading.Thread(target=llm.start)
+    with server(address) as (_, process):
+        starting.start()
+        faults.wait_for(lambda: llm._coordinator is not None and llm.coordinator.lanes[0].process)
+        target, speculator = llm.coordinator.lanes
+        target.process.kill(signal.SIGSTOP)
+        faults.wait_for(lambda: speculator.serves is not None)
+        process.kill()
+        faults.wait_for(lambda: llm.coordinator.deaths["speculator"] == 1)
+        target.process.kill(signal.SIGCONT)
+        starting.join()
+    with llm:
+        assert said(llm) == plain
+        assert llm.coordinator.health.state == "degraded"
+        with server(address):
+            faults.wait_until_healthy(llm)
+            assert said(llm) == plain
+            assert drafted(llm) > 0
+
+
+def test_a_server_that_is_no_good_is_told_at_the_start(place, faults):
+    with server(f"ipc://{place}/s", "--max-sequences=2") as (address, _):
+        llm = attached(address, attach="later")
+        failed: list[Exception] = []
+
+        def start() -> None:
+            try:
+                llm.start()
+            except InvalidConfig as error:
+                failed.append(error)
+
+        starting = threading.Thread(target=start)
+        starting.start()
+        faults.wait_for(lambda: llm._coordinator is not None and llm.coordinator.lanes[0].process)
+        llm.coordinator.lanes[0].process.kill(signal.SIGSTOP)  # which it might come before otherwise
+        starting.join()
+    assert "try --max-sequences 2" in str(failed[0])
 
 
 def test_the_lane_of_a_server_dies_and_is_started_again(place, plain, faults):

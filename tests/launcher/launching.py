@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = (sys.executable, str(ROOT / "deploy" / "launch.py"))
@@ -117,9 +117,13 @@ class Launched:
 
 @contextmanager
 def launched(
-    topology: str | Path, directory: Path, environment: dict[str, str] | None = None
+    topology: str | Path,
+    directory: Path,
+    environment: dict[str, str] | None = None,
+    before: Sequence[str] = (),
 ) -> Iterator[Launched]:
-    """`topology`: text, or a file that is taken as it is. Everything it started must be gone afterwards."""
+    """`topology`: text, or a file that is taken as it is; `before`: words before the command. Everything it
+    started must be gone afterwards."""
     file = topology
     if isinstance(topology, str):
         file = directory / "topology.toml"
@@ -127,7 +131,7 @@ def launched(
     said = directory / "launcher.stderr"
     with said.open("wb") as stderr:
         process = subprocess.Popen(
-            [*LAUNCH, str(file), "--state", str(directory / "state")],
+            [*before, *LAUNCH, str(file), "--state", str(directory / "state")],
             stdin=subprocess.DEVNULL,
             stdout=stderr,
             stderr=stderr,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 from asking import PROMPT, SAMPLING, text
@@ -75,5 +76,18 @@ def test_a_speculator_over_tcp_may_die_for_good(tmp_path):
         launch.kill(launch.of("main")["pid"])
         wait_for(lambda: launch.of("main")["starts"] == 2 and launch.of("main")["state"] == "ready")
         assert launch.status["state"] == "degraded"
-        assert "event=process_without_speculator name=main" in launch.said
+        assert text(launch.url()) == expected
+
+
+def test_a_target_that_starts_again_without_its_speculator_has_it_once_it_is_back(tmp_path):
+    expected = plain()
+    with launched(shipped("remote-speculator") + "[supervision]\nwatchdog = 600\n", tmp_path) as launch:
+        launch.until("healthy")
+        launch.kill(launch.of("remote")["pid"], signal.SIGSTOP)
+        launch.kill(launch.of("main")["pid"])
+        wait_for(lambda: launch.of("main")["starts"] == 2 and launch.of("main")["health"] == "degraded")
+        assert text(launch.url()) == expected
+        launch.kill(launch.of("remote")["pid"], signal.SIGCONT)
+        wait_for(lambda: launch.of("main")["health"] == "healthy")
+        assert set(launch.of("main")["lanes"]) == {"target", "speculator"}
         assert text(launch.url()) == expected

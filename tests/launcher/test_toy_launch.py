@@ -16,6 +16,7 @@ from asking import PROMPT, SAMPLING, text
 from launching import LAUNCH, SECONDS, free_port, launched, toy, wait_for
 
 from executor import LLM, SamplingParams
+from executor.launch.ear import Ear
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +95,43 @@ def test_answers_that_are_cut_off_are_told(tmp_path):
         assert launch.stop() == 3
         assert '"code":"cancelled"' in reply.read().decode()
         connection.close()
+
+
+def test_a_hang_up_that_is_ignored_and_a_status_that_cannot_be_written_end_nothing(tmp_path, plain):
+    with launched(toy(), tmp_path, before=["nohup"]) as launch:
+        launch.until("healthy")
+        launch.process.send_signal(signal.SIGHUP)
+        (launch.state / "status.partial").mkdir()
+        launch.kill(launch.of("main")["pid"])
+        wait_for(lambda: "event=status_not_written" in launch.said)
+        (launch.state / "status.partial").rmdir()
+        launch.again("main", 2)
+        assert text(launch.url()) == plain
+        assert "launch_draining" not in launch.said
+
+
+def test_whoever_started_it_is_told_how_it_is(tmp_path):
+    ear, told = Ear(tmp_path / "manager"), {}
+
+    def hear() -> dict[str, str]:
+        while (heard := ear.hear()) is not None:
+            assert heard.pid == launch.process.pid
+            told.update(heard.facts)
+        return told
+
+    with launched(toy(), tmp_path, {"NOTIFY_SOCKET": str(ear.path)}) as launch:
+        launch.until("healthy")
+        wait_for(lambda: hear().get("STATUS") == "healthy: main ready")
+        assert told["READY"] == "1"
+        launch.kill(launch.of("main")["pid"])
+        wait_for(lambda: hear()["STATUS"].startswith("recovering: main "))
+        wait_for(lambda: hear()["STATUS"] == "healthy: main ready")
+        assert "STOPPING" not in told
+        assert launch.stop() == 0
+        hear()
+        assert (told["STOPPING"], told["STATUS"]) == ("1", "stopped: main stopped")
+        assert int(told["EXTEND_TIMEOUT_USEC"]) > 30e6
+    ear.close()
 
 
 def test_a_process_that_refuses_ends_the_launch_in_its_words(tmp_path):

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import ExitStack
 
 import pytest
 from pooled import DRAFT, TARGET, attached, server
 
 from executor import LLM, SamplingParams, Timeouts
+from executor.bench.long_wire import LongWire
 from executor.errors import InvalidConfig
 from ipc.keys import make
+from ipc.messages import WIRE_VERSION
 
 PROMPTS = ["the first", "the second", "and a third one that is longer than both of them"]
 PARAMS = [SamplingParams(temperature=0.8, seed=seed, max_tokens=48) for seed in range(len(PROMPTS))]
@@ -96,6 +101,14 @@ def test_over_tcp_with_keys(plain, tmp_path):
         assert refused.value.field == "speculator"
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_over_ipv6(plain):
+    with server("tcp://[::1]:0") as (address, _), attached(address) as llm:
+        assert address.startswith("tcp://[::1]:")
+        assert said(llm) == plain[TARGET]
+        assert sum(llm.coordinator.stats.acceptance.accepted) > 0
+
+
 def test_another_vocabulary_is_refused_by_name(place):
     with server(f"ipc://{place}/s", speculator="vocabulary=300") as (address, _):
         with pytest.raises(
@@ -156,6 +169,31 @@ def test_a_running_executor_moves_over_to_a_server_and_away_again(place, plain):
         assert llm.coordinator.lanes[1].spec.model == address
         llm.swap_speculator("off")
         assert said(llm) == plain[TARGET]
+
+
+def test_a_ping_is_answered_and_takes_no_place(place, plain):
+    with server(f"ipc://{place}/s", clients=1) as (address, process):
+        for _ in range(3):
+            done = run("ping", address)
+            assert (done.returncode, done.stderr) == (0, "")
+            assert done.stdout == f"{address} answers: process {process.pid}, wire version {WIRE_VERSION}\n"
+        with attached(address) as llm:
+            assert run("ping", address).returncode == 0
+            assert said(llm) == plain[TARGET]
+        process.send_signal(signal.SIGSTOP)
+        hung = run("ping", address, "--timeout=0.5")
+        process.send_signal(signal.SIGCONT)
+    assert (hung.returncode, hung.stdout) == (1, "")
+    assert f"error: no speculator server answers at {address} within 0.5 s" in hung.stderr
+
+
+def test_a_ping_needs_the_keys_that_the_server_wants(tmp_path):
+    make(tmp_path, ["client"])
+    with server("tcp://127.0.0.1:0", f"--keys={tmp_path}") as (address, _):
+        assert run("ping", address, f"--keys={tmp_path}").returncode == 0
+        assert run("ping", address, "--timeout=1").returncode == 1
+    assert "ADDRESS 'nowhere' is no address; try" in run("ping", "nowhere").stderr
+    assert "--keys are needed for tcp://10.0.0.7:1" in run("ping", "tcp://10.0.0.7:1").stderr
 
 
 def test_a_server_says_so_when_it_is_told_to_stop(place):
@@ -220,6 +258,60 @@ def test_bench_pool_reports_speed_and_fairness_of_executors_that_share():
         assert 0.5 <= row["fairness"] <= 1.0
     assert result["rows"][0]["acceptance_length"] == 1.0
     assert result["rows"][2]["acceptance_length"] > 1.5
+
+
+def test_bench_distance_reports_shares_of_plain_speed():
+    done = run(
+        *("bench", "distance", "--engine=toy", "--target=vocabulary=256,step_ms=2", f"--speculator={DRAFT}"),
+        *("--threads=1", "--seconds=0.5", "--repeat=2", "--round-trips=0,40", "--new-tokens=16", "--json"),
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    plain, near, far = result["rows"]
+    assert [row["round_trip_ms"] for row in result["rows"]] == [None, 0.0, 40.0]
+    assert result["tokens_agree"] is True
+    assert (plain["share"], plain["tokens_per_step"], plain["setting"]) == (1.0, 1.0, "off")
+    assert near["tokens_per_step"] > 1.0
+    assert far["reason"]
+    for row in result["rows"]:
+        assert len(row["tok_s_each"]) == 2
+        assert row["share"] == pytest.approx(row["tok_s"] / plain["tok_s"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--round-trips=1,x",), "--round-trips must be different milliseconds, got '1,x'; try 0,1,5,20"),
+        (("--round-trips=1,1",), "--round-trips must be different milliseconds"),
+        (("--speculator=off",), "--speculator off leaves nothing to measure; try ngram"),
+        (("--prompts=/nowhere",), "--prompts file /nowhere cannot be read: No such file"),
+    ],
+)
+def test_what_bench_distance_cannot_be_told(arguments, words):
+    done = run("bench", "distance", "--engine=toy", f"--speculator={DRAFT}", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"speclane: error: {words}"), done.stderr
+
+
+def test_a_long_wire_takes_as_long_as_it_says():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        LongWire(listening.getsockname()[1], seconds=0.05) as wire,
+    ):
+        with socket.create_connection(("127.0.0.1", int(wire.address.rpartition(":")[2]))) as near:
+            far, _ = listening.accept()
+            with far:
+                for word in (b"one", b"two"):
+                    began = time.monotonic()
+                    near.sendall(word)
+                    far.sendall(far.recv(16))
+                    assert near.recv(16) == word
+                    assert time.monotonic() - began >= 0.05
+                far.shutdown(socket.SHUT_WR)
+                assert near.recv(16) == b""
+        listening.close()  # nobody is there any more
+        with socket.create_connection(("127.0.0.1", int(wire.address.rpartition(":")[2]))) as near:
+            assert near.recv(16) == b""
 
 
 @pytest.mark.model

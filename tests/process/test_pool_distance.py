@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
-from pooled import LongWire, attached, server
+from pooled import attached, server
 
 from executor import LLM, SamplingParams
+from executor.bench.long_wire import LongWire
 
 FAST = "vocabulary=256,step_ms=5"
 SECONDS = 60.0

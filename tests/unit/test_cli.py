@@ -13,7 +13,7 @@ import typer
 
 from executor.bench import decode, decode_plan
 from executor.bench.percentile import percentile
-from executor.bench.prompts import COPY_HEAVY, LANE_BENCH, read_prompts
+from executor.bench.prompts import COPY_HEAVY, LANE_BENCH, mixed, read_prompts
 from executor.cli import swap_speculator
 from executor.cli.complaint import complaint
 from executor.cli.prune import parse_layers
@@ -151,6 +151,9 @@ def test_lane_bench_has_twenty_prompts_in_each_of_eight_categories() -> None:
     assert len(counts) == 8
     assert len({prompt.text for prompt in prompts}) == len({prompt.question_id for prompt in prompts}) == 160
     assert Counter(prompt.category for prompt in read_prompts(LANE_BENCH, each=3)) == dict.fromkeys(counts, 3)
+    mix = mixed(read_prompts(LANE_BENCH))
+    assert len(mix) == sum(counts.values())
+    assert [prompt.category for prompt in mix[: len(counts)]] == list(counts)
     assert read_prompts(LANE_BENCH, limit=5, each=3) == [*prompts[:3], *prompts[20:22]]
 
 

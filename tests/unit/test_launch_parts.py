@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -81,11 +82,24 @@ def test_where_things_are_kept(tmp_path, monkeypatch):
 def test_a_status_is_written_at_once_or_not_at_all(tmp_path):
     kept = StateDirectory(tmp_path / "state")
     kept.write({"state": "healthy"})
+    kept.close()
     assert json.loads(kept.status_file.read_text()) == {"state": "healthy"}
     assert [entry.name for entry in sorted(kept.path.iterdir())] == ["logs", "status.json"]
     (tmp_path / "file").touch()
     with pytest.raises(InvalidConfig, match=r"cannot be written: Not a directory; try --state ./state"):
         StateDirectory(tmp_path / "file")
+
+
+def test_a_state_directory_is_one_launchers_at_a_time(tmp_path):
+    first = StateDirectory(tmp_path / "state")
+    first.write({"pid": 1})
+    with pytest.raises(
+        InvalidConfig, match=r"state is that of another launch, which runs; try --state /.*state-2"
+    ):
+        StateDirectory(tmp_path / "state")
+    assert json.loads(first.status_file.read_text()) == {"pid": 1}
+    first.close()
+    StateDirectory(tmp_path / "state").close()
 
 
 def test_who_speaks_is_known_by_the_kernel(tmp_path):
@@ -163,6 +177,28 @@ def test_a_log_that_is_too_long_is_put_aside(tmp_path, monkeypatch):
     child.reap()
     assert (tmp_path / "x.log.1").read_text() == "x" * 11
     assert log.read_text().startswith("--- ")
+    assert child.last_line() == ""
+
+
+def test_a_child_that_cannot_be_watched_is_not_left_behind(tmp_path, monkeypatch):
+    started: list[int] = []
+
+    def none_left(pid: int) -> int:
+        started.append(pid)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", none_left)
+    plan = PlannedProcess(name="x", kind="target", argv=("sleep", "100"))
+    child = Child(plan, RestartPolicy(), tmp_path / "x.log")
+    with pytest.raises(OSError, match="Too many open files"):
+        child.start(plan.argv, {})
+    assert (child.pid, child.state, child.starts) == (None, State.WAITING, 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)
+
+
+def test_a_log_that_is_gone_has_no_last_line(tmp_path):
+    child = Child(PlannedProcess(name="x", kind="target", argv=("x",)), RestartPolicy(), tmp_path / "no.log")
     assert child.last_line() == ""
 
 

@@ -145,6 +145,15 @@ def test_ports_are_really_tried():
     assert preflight.look(plan).busy == {}
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_ports_of_ipv6_are_tried_alike():
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+        port = taken.getsockname()[1]
+        text = SHARED.replace('name = "main"', f'name = "main"\nhost = "::1"\nport = {port}')
+        plan = make_plan(parse(text), MACHINE.gpus or (), DIRECTORY)
+        assert preflight.look(plan).busy == {f"http://[::1]:{port}": "Address already in use"}
+
+
 def test_a_rank_group_has_a_gpu_for_each_rank():
     text = SHARED.replace('device = "a", cores = "0-3"', 'device = ["a", "gpu:1"]')
     process = make_plan(parse(text), GPUS, DIRECTORY).processes[0]

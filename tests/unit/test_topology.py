@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from executor.errors import InvalidConfig
-from executor.launch.commands import arguments, check_words, config_of
-from executor.launch.plan import make_plan, without_speculator
+from executor.launch.commands import arguments, config_of, server_config_of
+from executor.launch.plan import attaching_later, make_plan
 from executor.launch.topology import parse, read
 
 GPUS = '[[gpus]]\nname = "a"\nselect = 0\nmps = {}\n[[gpus]]\nname = "b"\nselect = "GPU-1"\n'
@@ -105,9 +105,11 @@ def test_speculators_may_be_alone_and_targets_attach_to_others():
     (process,) = make_plan(
         parse(f'name = "x"\n{TARGET}attach = ["tcp://127.0.0.1:1"]'), (), Path("/x")
     ).processes
-    assert (target.attach, process.needs, process.attaches) == (["tcp://other:7000"], (), 1)
+    assert target.attach == ["tcp://other:7000"]
+    assert (process.needs, process.attaches) == ((), ("tcp://127.0.0.1:1",))
     assert "--speculator=tcp://127.0.0.1:1" in process.argv
-    assert "--speculator=off" in without_speculator(process.argv)
+    assert [lane.name for lane in process.lanes] == ["target"]
+    assert config_of("x", attaching_later(process.argv)[5:]).attach == "later"
 
 
 def test_a_gpu_may_be_named_by_its_number_where_it_is_used():
@@ -147,10 +149,31 @@ def test_a_commands_own_refusal_is_told_before_it_runs(words, says):
     assert says in str(refusal.value)
 
 
-def test_a_speculators_options_are_checked_too():
-    check_words("x", "speculator", ["--bind=ipc:///x", "--clients=2"])
-    with pytest.raises(InvalidConfig, match=r"^x: No such option: --port"):
-        check_words("x", "speculator", ["--port=8000"])
+def test_an_address_among_the_options_is_attached_to_alike():
+    options = 'options.speculator = "ipc:///a,ipc:///b"'
+    (process,) = make_plan(parse(f'name = "x"\n{TARGET}{options}'), (), Path("/x")).processes
+    assert process.attaches == ("ipc:///a", "ipc:///b")
+    assert [lane.name for lane in process.lanes] == ["target"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--port=8000"], "No such option: --port"),
+        (
+            ["--bind=tcp://10.0.0.7:7000"],
+            "--keys are needed to let other hosts in at tcp://10.0.0.7:7000; try",
+        ),
+        (["--clients=400"], "--clients: 400 with 8 sequences each are too many; try 128"),
+    ],
+)
+def test_a_speculators_options_are_checked_too(words, says):
+    made = server_config_of("x", ["--bind=ipc:///x", "--engine=toy", "--clients=3", "--max-sequences=4"])
+    assert (made.engine, made.max_sequences) == ("toy", 12)
+    with pytest.raises(InvalidConfig) as refusal:
+        server_config_of("x", ["--bind=ipc:///x", *words])
+    assert str(refusal.value).startswith("x: ")
+    assert says in str(refusal.value)
 
 
 def test_a_commands_config_is_known_without_running_it():
