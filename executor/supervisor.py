@@ -218,6 +218,8 @@ class Supervisor:
 
     def bury(self, lane: Lane, reason: str) -> None:
         """The process has ended or was killed: free all that was held for it, and see to its successor."""
+        if lane.process is not None:
+            self.on_dying(lane)  # of several processes some may have to be ended yet, which takes time
         process = lane.process
         if process is None:
             return

@@ -8,6 +8,7 @@ table of files of their own. At most one of them is the last, so one of the pipe
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -23,8 +24,9 @@ _HIGHEST = 0xFFFFFFFF
 def canaries() -> list[int]:
     """Ends of pipes, the caller's to close: of one the other end closes as soon as this process is killed.
 
-    None if the kernel gives threads no files of their own (before Linux 5.9): then the process's end is heard
-    of when it is over, as that of any other.
+    None if the kernel gives threads no files of their own (before Linux 5.9), or there is no thread to be
+    had: then the process's end is heard of when it is over, as that of any other. Raises OSError for want of
+    descriptors.
     """
     found = [_canary() for _ in range(CANARIES)]
     return [end for end in found if end is not None]
@@ -33,19 +35,23 @@ def canaries() -> list[int]:
 def _canary() -> int | None:
     ours, its = os.pipe()
     settled = threading.Event()
-    alone: list[bool] = []
+    alone = False
 
     def sit() -> None:
+        nonlocal alone
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the main thread's
-        alone.append(_hold_only(its))
-        settled.set()
-        if alone[0]:
+        try:
+            alone = _hold_only(its)
+        finally:
+            settled.set()
+        if alone:
             threading.Event().wait()
 
-    threading.Thread(target=sit, name="canary", daemon=True).start()
-    settled.wait()
+    with contextlib.suppress(RuntimeError):
+        threading.Thread(target=sit, name="canary", daemon=True).start()
+        settled.wait()
     os.close(its)
-    if not alone[0]:
+    if not alone:
         os.close(ours)
         return None
     return ours

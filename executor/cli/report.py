@@ -134,7 +134,7 @@ def show(run: Run | Batch) -> None:
         table.add_row(f"{lane['lane']} lane", f"busy {lane['busy_share']:.0%}{memory}, {lane['engine']}")
     if run.transport.name != "none":
         reason = f" ({run.transport.reason})" if run.transport.reason else ""
-        table.add_row("hidden rows", f"by {run.transport.name}{reason}")
+        table.add_row("tensors", f"by {run.transport.name}{reason}")
     if isinstance(run, Run):
         table.add_row("seed", str(run.completion.seed))
     Console(stderr=True, highlight=False).print(table)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from executor.lane import Lane
 
 LARGE = "vocabulary=17000"
-PARAMS = SamplingParams(temperature=0.9, top_k=1, max_tokens=5)
+PARAMS = SamplingParams(temperature=0.0, max_tokens=20)
 OWN, BOTH = 1, 2
 
 
@@ -30,10 +30,12 @@ def mapped(lane: Lane) -> int:
     return Path(f"/proc/{lane.process.pid}/maps").read_text().count(memfd.NAME)
 
 
+DRAFTS = {"speculator": f"{LARGE},agree=0.5", "acceptance": "rejection", "q_rows": "full"}
+
+
 @pytest.fixture
 def llm(faults) -> Iterator:
-    drafts = {"speculator": f"{LARGE},agree=0.5", "acceptance": "rejection", "q_rows": "full"}
-    with faults.toys(target=LARGE, num_speculative_tokens=2, **drafts) as llm:
+    with faults.toys(target=LARGE, num_speculative_tokens=2, **DRAFTS) as llm:
         yield llm
 
 
@@ -72,3 +74,17 @@ def test_the_survivor_lets_go_before_the_death_is_over(faults, llm, victim, act:
     faults.wait_until_healthy(llm)
     faults.wait_for(lambda: mapped(survivor) == BOTH)
     assert llm.generate(faults.prompt, PARAMS)[0].token_ids == expected.token_ids
+
+
+def test_of_a_group_the_one_that_exports_may_be_the_last_to_go(faults):
+    with faults.toys(target=LARGE, target_ranks=2, num_speculative_tokens=2, **DRAFTS) as llm:
+        target, speculator = llm.coordinator.lanes
+        first, second = target.process.ranks
+        assert (mapped(target), mapped(speculator)) == (BOTH, BOTH)
+        with held_at_the_door(first.pid) as is_there:
+            second.kill()
+            is_there()
+            faults.wait_for(lambda: mapped(speculator) == OWN)
+        faults.wait_for(lambda: llm.coordinator.deaths["target"] == 1)
+        faults.wait_until_healthy(llm)
+        faults.wait_for(lambda: mapped(speculator) == BOTH)

@@ -172,13 +172,13 @@ def finished(**stats: int) -> report.Run:
     return report.Run(completion, 1.0, 0.5, [], counted, stats["stale"], transport)
 
 
-def test_the_way_of_hidden_rows_is_told(capsys) -> None:
+def test_the_way_of_tensors_is_told(capsys) -> None:
     done = finished(missed=0, invalid=0, stale=0)
     report.show(done)
-    assert "hidden rows        by memfd (no cuda_ipc: no GPU)" in capsys.readouterr().err
+    assert "tensors            by memfd (no cuda_ipc: no GPU)" in capsys.readouterr().err
     assert report.as_dict(done, Config())["transport"] == {"name": "memfd", "reason": "no cuda_ipc: no GPU"}
     report.show(replace(done, transport=TransportInfo("none", "")))
-    assert "hidden rows" not in capsys.readouterr().err
+    assert "tensors" not in capsys.readouterr().err
 
 
 def test_drafts_that_were_lost_are_told(capsys) -> None:
