@@ -121,8 +121,9 @@ class Costs:
                 self._right.append(Mean(None, 1.0))
             self._right[place].note(float(place < outcome.accepted))
 
-    def passed(self, seconds: float, round_seconds: float) -> None:
-        """So long after what was judged before, of which the last round took a part."""
+    def passed(self, seconds: float, round_seconds: float = 0.0) -> None:
+        """So long after what was judged before, of which the last round took a part: if most of it, nothing was
+        in between."""
         at_once = seconds <= _AT_ONCE * round_seconds
         share = math.exp(-min(seconds / _MEMORY_SECONDS, 1 / _MEMORY_ROUNDS if at_once else math.inf))
         for mean in self._right:
