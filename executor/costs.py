@@ -122,8 +122,8 @@ class Costs:
             self._right[place].note(float(place < outcome.accepted))
 
     def passed(self, seconds: float, round_seconds: float = 0.0) -> None:
-        """So long after what was judged before, of which the last round took a part: if most of it, nothing was
-        in between."""
+        """So long after what was judged before, of which the last round took a part: if most of it, nothing
+        was in between."""
         at_once = seconds <= _AT_ONCE * round_seconds
         share = math.exp(-min(seconds / _MEMORY_SECONDS, 1 / _MEMORY_ROUNDS if at_once else math.inf))
         for mean in self._right:
