@@ -150,6 +150,44 @@ def test_it_settles_again_within_three_seconds():
     assert run.rate(23.0, 40.0) >= 0.93 * world.best(candidates, 1)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_texts_with_good_and_bad_stretches(seed):
+    """On two cores that both lanes compute with in turns: neither off for long, nor led astray."""
+    stretches = random.Random(seed).choices([0.1, 0.4, 0.7, 0.9], k=200)
+
+    def rate(controller: Controller) -> float:
+        world = World(fixed=0.0245, row=0.0006, step=0.0013, hit=0.3, between=0.001, contention=1.5)
+        run = Run(controller, world, 1, seed)
+        while run.now < 60.0:
+            world.right = stretches[int(run.now / 0.3)]
+            run.round()
+        return run.rate(5.0, 60.0)
+
+    fixed = [rate(Controller(Setting(k), adapts=False)) for k in (0, 1, 2, 3, 5, 7)]
+    assert rate(adaptive()) >= 0.9 * max(fixed)
+
+
+def test_what_was_not_seen_lately_is_taken_from_the_place_before():
+    costs = Costs()
+    for _ in range(100):
+        costs.judged(Outcome(3, 3), 3)
+    assert costs.acceptance(2) == pytest.approx(1.0, abs=0.05)
+    for _ in range(200):
+        costs.passed(0.04)
+        costs.judged(Outcome(1, 0), 1)
+    assert costs.acceptance(0) == pytest.approx(0.05, abs=0.05)
+    assert costs.acceptance(2) == pytest.approx(costs.acceptance(0), abs=0.03)
+
+
+def test_contention_is_told_from_waiting():
+    costs = Costs()
+    costs.verified(1, 8, 0.030)
+    for _ in range(50):
+        costs.overlapped(1, 8, 0.045)
+    assert costs.contention == pytest.approx(1.5, abs=0.01)
+    assert costs.verify(1, 8) == pytest.approx(0.030)
+
+
 def test_rounds_without_an_answer_promise_nothing():
     """A speculator that is dead or far behind makes rounds short, and says nothing of how good it is."""
     run = Run(adaptive(), World(right=0.0), 1).until(3.0)

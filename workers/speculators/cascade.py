@@ -78,6 +78,7 @@ class CascadeSpeculator:
         if spec.engine == "cascade":
             prior = Prior(Path(spec.prior)) if spec.prior else None
             self._lookup = Lookup(spec.max_model_len, prior, calibration)
+        self._rows = torch.empty(0, self._vocabulary.size, device=device)
         self._held: dict[int, Held] = {}
         self._branches: set[int] = set()
         self._most_branches = _BRANCH_BYTES // max(1, self._head.context().nbytes)
@@ -226,8 +227,7 @@ class CascadeSpeculator:
         if asked:
             next_rows, logits = self._head.step([chains[i].entry for i in asked])
             rows = dict(zip(asked, next_rows, strict=True))
-            full = torch.full((len(logits), self._vocabulary.size), float("-inf"), device=logits.device)
-            full[:, self._head.tokens] = logits
+            full = self._widened(logits)
             for i, narrow, row in zip(asked, logits, full, strict=True):
                 try:
                     judged[i] = self._judged(chains[i], lookups[i], narrow, row)
@@ -237,6 +237,14 @@ class CascadeSpeculator:
             # What is judged by the head's opinion still teaches what such lookups are worth by themselves.
             aside = [guess for guess in lookups[i] if i in judged and guess not in judged[i]]
             chain.go(judged.get(i, lookups[i]), rows.get(i), aside)
+
+    def _widened(self, logits: Tensor) -> Tensor:
+        """At their places in the whole vocabulary, -inf elsewhere; stands there until the next time."""
+        if len(self._rows) < len(logits):
+            self._rows = torch.full((len(logits), self._vocabulary.size), float("-inf"), device=logits.device)
+        full = self._rows[: len(logits)]
+        full[:, self._head.tokens] = logits
+        return full
 
     def _judged(self, chain: Chain, lookups: list[Proposal], logits: Tensor, row: Tensor) -> list[Proposal]:
         """The head's guess beside the lookups'. `row`: `logits` at their places in the whole vocabulary.
@@ -257,7 +265,8 @@ class CascadeSpeculator:
         return proposals
 
     def _undrawn(self, chain: Chain, drawn_from: DrawnFrom, row: Tensor) -> Proposal:
-        q = drawn_from.q(self._sampler.distribution(row, chain.draw))
+        # A copy, since what is drawn from is looked at later.
+        q = drawn_from.q(self._sampler.distribution(row.clone(), chain.draw))
         kind = DrawnGuess(min(2, len(chain.draft.tokens)), min(9, int(10 * q.best)))
         return Proposal(NOT_DRAWN, self._calibration.expected(kind), kind, q)
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 SURE = 0.85
 """A lookup that is right so often needs no second opinion."""
-HEAD_REACH = 0.08
-"""The head is not asked where the target gets to with a smaller probability: a step of it costs about a tenth
-of a target step, and a token is worth about half of one."""
+HEAD_REACH = 0.15
+"""The head is not asked where the target gets to with a smaller probability: a step of it costs about a
+twentieth of a target step, a token is worth about half of one, and a guess is right half of the time."""
 
 
 @dataclass(slots=True)

@@ -213,9 +213,8 @@ class Head:
         """One row's [heads + 2 · kv_heads, head_dim], whose key and value join the context → [hidden]."""
         context.append(qkv[None, self._heads : -self._kv_heads], qkv[None, -self._kv_heads :])
         keys, values = context.read()
-        queries = qkv[: self._heads].view(self._kv_heads, -1, self._head_dim)
-        weights = torch.softmax(queries @ keys.transpose(1, 2) * self._head_dim**-0.5, dim=-1)
-        return (weights @ values).view(-1)
+        queries = qkv[: self._heads].view(1, self._kv_heads, -1, self._head_dim)
+        return F.scaled_dot_product_attention(queries, keys[None], values[None]).view(-1)
 
 
 def _wide(weight: Tensor) -> Linear:
