@@ -95,6 +95,8 @@ class Controller:
         self._ban = BAN_SECONDS
         self._since = 0.0
         self._judged_at: float | None = None
+        self._spoke = True
+        self._catch_up = 0.0
         self._next_choice = 0.0
         self._trial: Setting | None = None
         self._trial_left = 0
@@ -119,6 +121,11 @@ class Controller:
         """A round has ended."""
         sequences = len(done.outcomes)
         if sequences == 0:
+            return
+        catches_up, self._spoke = done.setting.k > 0 and not self._spoke, done.setting.k > 0
+        if catches_up:
+            # The speculator first had to read all that was said without it, which it will not have to again.
+            self._catch_up = done.total
             return
         costs = self.costs
         if done.setting.hypotheses == 0 or not costs.known:
@@ -307,6 +314,7 @@ class Controller:
         self._trial, self._tried = trial, []
         self._trial_left = TRIAL_ROUNDS * trial.ubatches
         spent = self._trial_left * self._seconds(trial, sequences)
+        spent += self._catch_up if self.current == OFF else 0.0
         self._next_trial = now + max(TRIAL_EVERY, spent / TRIAL_SHARE)
 
 
