@@ -22,8 +22,8 @@ HYSTERESIS = 1.04
 TRIAL_ROUNDS = 4
 TRIAL_EVERY = 1.0
 """Seconds from one trial to the next …"""
-TRIAL_SHARE = 0.04
-"""… or more, so that trials lose no larger share of the time than this."""
+TRIAL_SHARE = 0.06
+"""… or more, so that trials take no larger share of the time than this."""
 CHOOSE_EVERY = 0.1
 """Seconds after which promises are compared again."""
 STALE_AFTER = 8.0
@@ -33,8 +33,6 @@ WORTH_A_TRIAL = 0.8
 WINDOW = 0.9
 """Seconds over which what a setting brings is compared with no speculation. Texts have stretches where next
 to nothing is accepted: a shorter look would take each for the end of speculation."""
-LEAST_ROUNDS = 24
-"""… and at least so many rounds, whose luck must even out where each takes long."""
 LEAST_SHARE = 0.95
 """What it must bring of that, or else it is left …"""
 BAN_SECONDS = 1.0
@@ -99,6 +97,8 @@ class Controller:
         self._ban = BAN_SECONDS
         self._since = 0.0
         self._judged_at: float | None = None
+        self._spoke = True
+        self._catch_up = 0.0
         self._next_choice = 0.0
         self._trial: Setting | None = None
         self._trial_left = 0
@@ -124,6 +124,11 @@ class Controller:
         sequences = len(done.outcomes)
         if sequences == 0:
             return
+        catches_up, self._spoke = done.setting.k > 0 and not self._spoke, done.setting.k > 0
+        if catches_up:
+            # The speculator first had to read all that was said without it, which it will not have to again.
+            self._catch_up = done.total
+            return
         costs = self.costs
         if done.setting.hypotheses == 0 or not costs.known:
             costs.verified(sequences, done.rows, done.verify)
@@ -137,7 +142,7 @@ class Controller:
         if done.hits + done.misses:
             costs.guessed(done.setting.hypotheses, hits=done.hits, misses=done.misses)
         if done.answered and done.setting.k:
-            costs.passed(0.0 if self._judged_at is None else now - self._judged_at, done.total)
+            costs.passed(0.0 if self._judged_at is None else now - self._judged_at)
             self._judged_at = now
             for outcome in done.outcomes:
                 # What is prepared can be cut short; what is waited for ends where its speculator wants.
@@ -188,7 +193,7 @@ class Controller:
             self._tried.append((done.total, tokens))
         if done.setting == self.current:
             self._window.append((done.total, tokens))
-            while sum(total for total, _ in self._window) > WINDOW and len(self._window) > LEAST_ROUNDS:
+            while sum(total for total, _ in self._window) > WINDOW and len(self._window) > 1:
                 self._window.popleft()
 
     def _look(self, sequences: int, now: float) -> None:
@@ -217,10 +222,7 @@ class Controller:
     def _end_trial(self, tried: Setting, sequences: int, now: float) -> None:
         """What it brought counts for more than what figures from other times promise."""
         seconds = sum(total for total, _ in self._tried)
-        tokens = sum(tokens for _, tokens in self._tried)
-        brought = tokens / seconds if seconds else 0.0
-        lost = seconds - tokens / self.promise(self.current, sequences)
-        self._next_trial = now + max(TRIAL_EVERY, lost / TRIAL_SHARE)
+        brought = sum(tokens for _, tokens in self._tried) / seconds if seconds else 0.0
         self._trial, self._tried = None, []
         if self.current == OFF and brought > HYSTERESIS * self.promise(OFF, sequences):
             self._use(tried, "it brought more than no speculation", now)
@@ -229,8 +231,7 @@ class Controller:
 
     def _disappoints(self, sequences: int) -> bool:
         seconds = sum(total for total, _ in self._window)
-        short = seconds < 0.9 * WINDOW or len(self._window) < LEAST_ROUNDS
-        if self.current == OFF or short or not self.costs.known:
+        if self.current == OFF or seconds < 0.9 * WINDOW or not self.costs.known:
             return False
         brought = sum(tokens for _, tokens in self._window) / seconds
         return brought < LEAST_SHARE * self.promise(OFF, sequences)
@@ -316,6 +317,9 @@ class Controller:
         trial = OFF if OFF in them else max(them, key=promises.__getitem__)
         self._trial, self._tried = trial, []
         self._trial_left = TRIAL_ROUNDS * trial.ubatches
+        spent = self._trial_left * self._seconds(trial, sequences)
+        spent += self._catch_up if self.current == OFF else 0.0
+        self._next_trial = now + max(TRIAL_EVERY, spent / TRIAL_SHARE)
 
 
 def _kind(setting: Setting, sequences: int) -> Kind:

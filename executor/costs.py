@@ -15,9 +15,10 @@ _FADE = 0.97
 """What an observation counts for once the next one of its kind has come."""
 _MEMORY_SECONDS = 1.0
 """What was accepted counts for 1/e of itself so much later."""
-_MEMORY_ROUNDS = 24
-"""Where rounds are long, what was accepted in those that follow each other counts for 1/e after so many."""
-_AT_ONCE = 2.0
+_ENOUGH = 3.5
+"""Observations, of which the older ones count for less."""
+_MOST_TIMES = 3.0
+_USUAL_FADE = 0.99
 _PRIOR_WEIGHT = 4.0
 _CONTENTION_FADE = 0.9
 _MOST_CONTENTION = 4.0
@@ -43,7 +44,14 @@ class Line:
         self._proportional = proportional
         self._n = self._x = self._y = self._xx = self._xy = 0.0
 
+    @property
+    def sure(self) -> bool:
+        """Whether it goes through some observations."""
+        return self._n >= _ENOUGH
+
     def note(self, x: float, y: float) -> None:
+        if self.sure:
+            y = min(y, _MOST_TIMES * self.at(x))  # what was held up by something else says little
         fade = self._fade
         self._n, self._x, self._y = fade * self._n + 1, fade * self._x + x, fade * self._y + y
         self._xx, self._xy = fade * self._xx + x * x, fade * self._xy + x * y
@@ -90,6 +98,7 @@ class Costs:
         self._draft: dict[int, Line] = {}
         self._hit: dict[int, Mean] = {}
         self._right: list[Mean] = []
+        self._usual = Mean(_START_ACCEPTANCE, _USUAL_FADE)
         self._rest = Mean(0.0)
         self._way: Mean | None = None
         self._contention = Mean(1.0, _CONTENTION_FADE)
@@ -103,8 +112,10 @@ class Costs:
     def overlapped(self, sequences: int, rows: int, seconds: float) -> None:
         """The target ran them while the speculator computed, too."""
         alone = self.verify(sequences, rows)
+        if seconds < alone:  # alone it would not have taken longer
+            self.verified(sequences, rows, seconds)
         if alone > 0:
-            self._contention.note(min(seconds / alone, _MOST_CONTENTION))
+            self._contention.note(min(max(1.0, seconds / alone), _MOST_CONTENTION))
 
     def drafted(self, sequences: int, steps: int, seconds: float) -> None:
         """The speculator was asked for so many steps for so many sequences. An order costs something
@@ -120,12 +131,12 @@ class Costs:
             if len(self._right) == place:
                 self._right.append(Mean(None, 1.0))
             self._right[place].note(float(place < outcome.accepted))
+        if asked:
+            self._usual.note(float(outcome.accepted > 0))
 
-    def passed(self, seconds: float, round_seconds: float = 0.0) -> None:
-        """So long after what was judged before, of which the last round took a part: if most of it, nothing
-        was in between."""
-        at_once = seconds <= _AT_ONCE * round_seconds
-        share = math.exp(-min(seconds / _MEMORY_SECONDS, 1 / _MEMORY_ROUNDS if at_once else math.inf))
+    def passed(self, seconds: float) -> None:
+        """So long after what was judged before."""
+        share = math.exp(-seconds / _MEMORY_SECONDS)
         for mean in self._right:
             mean.fade(share)
 
@@ -147,8 +158,8 @@ class Costs:
 
     @property
     def known(self) -> bool:
-        """Whether both lanes have been measured."""
-        return bool(self._verify) and bool(self._draft)
+        """Whether both lanes have been measured, and not only once."""
+        return all(any(line.sure for line in lines.values()) for lines in (self._verify, self._draft))
 
     @property
     def draft_known(self) -> bool:
@@ -182,9 +193,9 @@ class Costs:
     def acceptance(self, place: int) -> float:
         """How likely a guess at this place is right if all before it are.
 
-        Where little was seen lately, it is about as likely as one place before.
+        Where little was seen lately, it is about as likely as one place before, the first as likely as usual.
         """
-        value = _START_ACCEPTANCE
+        value = self._usual.value
         for mean in self._right[: place + 1]:
             value = mean.with_prior(value, _PRIOR_WEIGHT)
         return value

@@ -75,6 +75,7 @@ class Rounds:
         self._running = 0
         self._guesses = 0, 0
         self._flows = 0
+        self._read = False
         self._answered = True
         self.collapse: Collapse | None = None
         self.vocabulary: Vocabulary
@@ -181,7 +182,7 @@ class Rounds:
 
     def _settle(self) -> None:
         """Commit what the target has said, if it has."""
-        plan = self._verifying.plan
+        plan, reads = self._verifying.plan, self._verifying.reads
         try:
             verdicts = self._verifying.collect(self.vocabulary.size)
         except TargetGone as gone:
@@ -205,8 +206,9 @@ class Rounds:
         total_ns = self._count(plan, verdicts)
         if self._trace is not None:
             self._draw(self._trace, plan, outcomes, verdicts.busy_ns, arrived)
-        if len(outcomes) == len(plan):  # what is read for the first time says nothing of what comes
+        if not reads and len(outcomes) == len(plan):  # what is read once says nothing of what comes
             self._tell_controller(outcomes, total_ns, verdicts.busy_ns)
+        self._read = reads
 
     def _commit(self, request: Request, draft: list[int], verdict: VerifiedItem) -> None:
         base_len = len(request.tokens)
@@ -265,6 +267,8 @@ class Rounds:
         hits, misses = self._stats.hits, self._stats.misses
         before, self._guesses = self._guesses, (hits, misses)
         (draft_steps, draft, way), self._drafting.made = self._drafting.made or (0, 0.0, None), None
+        if self._read:  # the speculator had all that to read, too, before it could draft
+            draft_steps = 0
         done = Round(
             setting=self._setting,
             running=self._running,

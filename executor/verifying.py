@@ -42,12 +42,14 @@ class Verdicts(NamedTuple):
 
 
 class Verification(NamedTuple):
-    """In flight to a target: the sequences, what was asked, and for which head."""
+    """In flight to a target: the sequences, what was asked, and for which head. `reads`: whether it has to
+    run some history first."""
 
     target: Lane
     plan: Sequence[Step]
     items: list[VerifyItem]
     head: HeadSpec | None
+    reads: bool
 
 
 class Verifying:
@@ -62,10 +64,16 @@ class Verifying:
         """What is being verified."""
         return self._asked.plan if self._asked is not None else ()
 
+    @property
+    def reads(self) -> bool:
+        """Whether what is being verified includes history that the target runs for the first time."""
+        return self._asked is not None and self._asked.reads
+
     def ask(self, plan: Sequence[Step]) -> None:
         """Have their drafts judged, in so far as they have any. The target is idle."""
         target = self._lanes.target
         items = []
+        reads = any(request.pending or request.seq not in target.told for request, *_ in plan)
         reader = self._lanes.speculator
         head = reader.head if reader is not None else None
         room, q_room = ORDER_BYTES, MESSAGE_BYTES  # drafts of several orders may come together here
@@ -91,7 +99,7 @@ class Verifying:
                 )
             )
             request.verifying = True
-        self._asked = Verification(target, plan, items, head)
+        self._asked = Verification(target, plan, items, head, reads)
         taps = head.taps if head is not None else ()
         number = next(dialogue.order_numbers)
         self._lanes.ask(target, Verify(target.epoch, number, items, taps, PREFILL_TOKENS, arena))
@@ -105,7 +113,7 @@ class Verifying:
         """
         if self._asked is None:
             return None
-        target, plan, items, head = self._asked
+        target, plan, items, head, _ = self._asked
         if target.serving and target.in_flight is not None:
             return None
         self._asked = None
