@@ -74,6 +74,29 @@ def test_a_dry_run_shows_what_will_run(file, smollm2, monkeypatch):
     assert read(file).name == file.stem
 
 
+def test_one_edit_moves_the_speculator_to_a_gpu(tmp_path, smollm2, monkeypatch):
+    monkeypatch.setenv("SPECLANE_CACHE", str(smollm2.parent))
+    before = (ROOT / "deploy" / "topologies" / "cpu.toml").read_text()
+    head, table, tail = before.partition("[targets.lanes.speculator]\n")
+    edited = tmp_path / "cpu.toml"
+    edited.write_text(head + table + tail.replace('device = "cpu"', 'device = "gpu:0"', 1))
+    plain = dry_run(ROOT / "deploy" / "topologies" / "cpu.toml").splitlines()
+    moved = dry_run(edited).splitlines()
+    uuid = GPUS[0].uuid
+    assert [line for line in moved if line not in plain] == [
+        f"  gpu:0: {uuid} (NVIDIA H200)",
+        "  run      python -P -m executor serve --host=127.0.0.1 --port=8000 --target=smollm2-135m "
+        "--speculator=cascade --shutdown-timeout=30.0 --target-device=cpu --speculator-device=cuda "
+        f"--speculator-env=CUDA_VISIBLE_DEVICES={uuid}",
+        "  lane     speculator on gpu:0",
+        f"    env    CUDA_VISIBLE_DEVICES={uuid}",
+        "  main/speculator on gpu:0: weights 66.9MB",
+        f"  ok      gpu gpu:0: {uuid} (NVIDIA H200) for main/speculator",
+        "  ok      memory: weights of 270MB for 34.4GB on the CPU",
+        "  ok      memory: weights of 66.9MB for 151GB on gpu:0",
+    ]
+
+
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
 def test_without_gpus_it_is_shown_what_is_missing(file):
     topology = read(file)
