@@ -54,6 +54,14 @@ class Ask(NamedTuple):
     others: list[list[int]] | None = None
 
 
+class News(NamedTuple):
+    """What may have grown. `rows`: hidden rows of the target that are new, each part a first position and
+    rows [n, features] in bfloat16, not to be kept."""
+
+    sequence: LaneSequence
+    rows: Sequence[tuple[int, Tensor]] = ()
+
+
 class Speculator(Protocol):
     """Guesses tokens. A sequence is one object from open to close; but for branches, its tokens are committed
     ones."""
@@ -81,9 +89,8 @@ class Speculator(Protocol):
         """How many branches could be forked that grow by so many tokens."""
         ...
 
-    def observe(self, sequence: LaneSequence, rows: Sequence[tuple[int, Tensor]]) -> None:
-        """What is committed may have grown. `rows`: hidden rows that are news: the first position and rows
-        [n, features] in bfloat16, not to be kept."""
+    def observe(self, news: Sequence[News]) -> None:
+        """What is committed of these sequences may have grown."""
         ...
 
     def propose(
@@ -133,12 +140,14 @@ class SpeculatorLane:
         `arena`: of this lane, for large q rows.
         """
         sequences = {}
+        news = []
         for item in items:
             sequence = sequences[item.seq] = self._sequences.advance(
                 item.seq, item.gen, item.base_len, item.since
             )
             self._branches.settle(sequence)
-            self._speculator.observe(sequence, self._rows(item.rows))
+            news.append(News(sequence, self._rows(item.rows)))
+        self._speculator.observe(news)
         # Branches stand in memory that sequences may need: then all of them go.
         growth = max((sequences[item.seq].unseen + item.k for item in items if not item.ahead), default=0)
         if growth and self._speculator.room(growth) <= 0:

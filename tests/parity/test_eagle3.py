@@ -22,7 +22,7 @@ from workers.engines.engine import Window
 from workers.engines.native import NativeEngine
 from workers.engines.tap import Tap
 from workers.lifecycle import made_ready
-from workers.speculators.head import Entry, Head
+from workers.speculators.head import Entry, Head, Read
 from workers.tensor_plane import TensorPlane
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def test_it_drafts_as_the_layer_is_written_down(target, tmp_path, spelling):
         embedded = head._embedding[torch.tensor(TEXT[1:])].float()
         last, logits = reference(weights, rows.float(), embedded, normed_residual=spelling == "nested")
         fused, context = head.fuse(rows), head.context()
-        head.absorb(fused[:-1], TEXT[1:-1], 0, context)
+        head.absorb([Read(fused[:-1], TEXT[1:-1], 0, context)])
         next_rows, found = head.step([Entry(fused[-1], TEXT[-1], len(TEXT) - 2, context)])
     torch.testing.assert_close(found[0], logits, rtol=2e-3, atol=2e-3)
     torch.testing.assert_close(next_rows[0], last, rtol=2e-3, atol=2e-3)

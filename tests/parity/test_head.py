@@ -18,9 +18,9 @@ from workers.engines.native import NativeEngine
 from workers.engines.tap import Tap
 from workers.lifecycle import made_ready
 from workers.sequence import LaneSequence
-from workers.speculator import Ask
+from workers.speculator import Ask, News
 from workers.speculators.cascade import CascadeSpeculator
-from workers.speculators.head import Entry, Head
+from workers.speculators.head import Entry, Head, Read
 from workers.tensor_plane import TensorPlane
 
 TRAINING = Path(__file__).parents[2] / "deploy" / "train"
@@ -167,7 +167,7 @@ def test_a_head_drafts_as_it_was_trained(trained, spec, target, narrow):
         fused = head.fuse(rows[0])
         for first in range(0, count - 1, 7):  # in pieces, over the end of the storage
             last = min(first + 7, count - 1)
-            head.absorb(fused[first:last], tokens[first + 1 : last + 1].tolist(), first, context)
+            head.absorb([Read(fused[first:last], tokens[first + 1 : last + 1].tolist(), first, context)])
             context.keep()
         row = fused[-1]
         for step in range(steps):
@@ -194,7 +194,7 @@ def shown(parts: list[HiddenRows]) -> list[tuple[int, torch.Tensor]]:
 
 
 def draft(made: CascadeSpeculator, sequence: LaneSequence, rows: list[HiddenRows], k: int = 3) -> list[int]:
-    made.observe(sequence, shown(rows))
+    made.observe([News(sequence, shown(rows))])
     return made.propose([Ask(sequence, k)])[0]
 
 
@@ -218,7 +218,7 @@ def test_what_it_drafts_does_not_hang_on_how_its_rows_came(spec, target, engine,
     assert draft(made, together, []) == expected  # nothing came in between
     other = opened(2, TEXT[:12], temperature=0.8)
     made.open(other)
-    made.observe(other, shown(rows_of(engine, TEXT[:11], [])))
+    made.observe([News(other, shown(rows_of(engine, TEXT[:11], [])))])
     batched = made.propose([Ask(other, 2), Ask(together, 3)])
     assert batched[1] == expected
     assert len(batched[0]) == 2

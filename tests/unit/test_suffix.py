@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from executor import shipped
 from ipc.messages import LaneSpec, OpenedSequence, SamplingSpec
 from workers.sequence import LaneSequence
-from workers.speculator import Ask
+from workers.speculator import Ask, News
 from workers.speculators import prior as priors
 from workers.speculators.calibration import Calibration
 from workers.speculators.lookup import Lookup, first_estimate
@@ -30,7 +30,7 @@ def opened(seq: int, tokens: list[int], prompt_len: int = 1) -> LaneSequence:
 
 
 def drafts(speculator: SuffixSpeculator, sequence: LaneSequence, k: int) -> list[int]:
-    speculator.observe(sequence, ())
+    speculator.observe([News(sequence)])
     (draft,) = speculator.propose([Ask(sequence, k)])
     return list(draft)
 

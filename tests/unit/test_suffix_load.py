@@ -12,7 +12,7 @@ import pytest
 
 from ipc.messages import LaneSpec, OpenedSequence, SamplingSpec
 from workers.sequence import LaneSequence
-from workers.speculator import Ask
+from workers.speculator import Ask, News
 from workers.speculators import lookup
 from workers.speculators.history import CONTEXTS, MAX_PLACES
 from workers.speculators.suffix import SuffixSpeculator
@@ -71,7 +71,7 @@ def serve(speculator: SuffixSpeculator, seq: int, text: list[int]) -> list[float
     for end in range(PROMPT, len(text), STEP):
         sequence.tokens[:] = text[:end]
         began = time.perf_counter()
-        speculator.observe(sequence, ())
+        speculator.observe([News(sequence)])
         speculator.propose([Ask(sequence, 7)])
         seconds.append(time.perf_counter() - began)
     sequence.tokens[:] = text

@@ -21,7 +21,7 @@ from workers.speculator import never
 from workers.speculators import lookup
 from workers.speculators.calibration import Calibration
 from workers.speculators.chain import Chain, Held, Trail
-from workers.speculators.head import Entry, Head
+from workers.speculators.head import Entry, Head, Read
 from workers.speculators.history import TOKEN_BYTES
 from workers.speculators.lookup import Lookup
 from workers.speculators.opinion import first_estimate, opinion
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ipc.messages import LaneSpec, MemoryProfile, Vocabulary
     from workers.q_row import DrawnFrom
     from workers.sequence import LaneSequence
-    from workers.speculator import Ask
+    from workers.speculator import Ask, News
 
 _BRANCH_BYTES = 128 << 20
 """What contexts of branches take at most."""
@@ -127,7 +127,7 @@ class CascadeSpeculator:
         rows = head.fuse(torch.zeros(head.window, head.row_bytes // 2, dtype=torch.bfloat16))
         contexts = [head.context(), head.context()]
         for context in contexts:
-            head.absorb(rows, [0] * len(rows), 0, context)
+            head.absorb([Read(rows, [0] * len(rows), 0, context)])
         for count in (1, 2):
             head.step([Entry(rows[0], 0, head.window, context) for context in contexts[:count]])
 
@@ -174,15 +174,27 @@ class CascadeSpeculator:
         return max(0, self._most_branches - len(self._branches))
 
     @torch.inference_mode()
-    def observe(self, sequence: LaneSequence, rows: Sequence[tuple[int, Tensor]]) -> None:
-        self._judge.learn(sequence)
-        held = self._held[sequence.seq]
-        for start, part in rows:
-            held.context.drop_drafts()
-            self._absorb(sequence, held, start, self._head.fuse(part))
-        trail = self._trails.get(sequence.seq)
-        if rows and trail is not None and trail.context is held.context:
-            del self._trails[sequence.seq]  # its own indices stand in its place now
+    def observe(self, news: Sequence[News]) -> None:
+        """The head runs once for all rows of all sequences."""
+        for sequence, _ in news:
+            self._judge.learn(sequence)
+        parts = [part for _, rows in news for _, part in rows]
+        if not parts:
+            return
+        fused = iter(torch.split(self._head.fuse(torch.cat(parts)), [len(part) for part in parts]))
+        reads: list[Read] = []
+        grown = [sequence for sequence, rows in news if rows]
+        for sequence, rows in news:
+            if rows:
+                self._held[sequence.seq].context.drop_drafts()
+                reads += self._reads(sequence, [(start, next(fused)) for start, _ in rows])
+        self._head.absorb(reads)
+        for sequence in grown:
+            held = self._held[sequence.seq]
+            held.context.keep()
+            trail = self._trails.get(sequence.seq)
+            if trail is not None and trail.context is held.context:
+                del self._trails[sequence.seq]  # its own indices stand in its place now
 
     @torch.inference_mode()
     def propose(self, asks: Sequence[Ask], cancelled: Callable[[], bool] = never) -> list[list[int]]:
@@ -207,16 +219,21 @@ class CascadeSpeculator:
         path = self._lookup.path(sequence) if self._lookup is not None else None
         return Chain(ask, held, path)
 
-    def _absorb(self, sequence: LaneSequence, held: Held, start: int, rows: Tensor) -> None:
-        """Take in rows of positions from `start` on; the last waits for the token that follows it."""
-        if held.row is not None and held.end == start:
-            rows, start = torch.cat((held.row[None], rows)), start - 1
-        else:
-            held.context.clear()  # a gap: what was before is of no use, as distances would be wrong
-        tokens = sequence.tokens[start + 1 : start + len(rows)]
-        self._head.absorb(rows[:-1], tokens, start, held.context)
-        held.context.keep()
-        held.row, held.end = rows[-1], start + len(rows)
+    def _reads(self, sequence: LaneSequence, parts: Sequence[tuple[int, Tensor]]) -> list[Read]:
+        """What is to be taken in of rows from their positions on; the last waits for the token after it."""
+        held, reads = self._held[sequence.seq], list[Read]()
+        for start, rows in parts:
+            first = start
+            if held.row is not None and held.end == start:
+                rows, first = torch.cat((held.row[None], rows)), start - 1
+            else:
+                # A gap: what was before is of no use, as distances would be wrong.
+                held.context.clear()
+                reads.clear()
+            tokens = sequence.tokens[first + 1 : first + len(rows)]
+            reads.append(Read(rows[:-1], tokens, first, held.context))
+            held.row, held.end = rows[-1], first + len(rows)
+        return reads
 
     def _grow(self, chains: Sequence[Chain]) -> None:
         """One more token for each; the head runs once for all that want it."""

@@ -14,11 +14,9 @@ from workers.speculator import never
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch import Tensor
-
     from workers.engines.engine import Draw, Engine, Served
     from workers.sequence import LaneSequence
-    from workers.speculator import Ask
+    from workers.speculator import Ask, News
 
 log = logging.getLogger("speclane")
 
@@ -46,7 +44,7 @@ class DraftSpeculator:
     def room(self, length: int) -> int:
         return self._engine.room(length)
 
-    def observe(self, sequence: LaneSequence, rows: Sequence[tuple[int, Tensor]]) -> None:
+    def observe(self, news: Sequence[News]) -> None:
         """Sees tokens only when it is asked what follows them."""
 
     def propose(self, asks: Sequence[Ask], cancelled: Callable[[], bool] = never) -> list[list[int] | None]:

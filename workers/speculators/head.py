@@ -45,6 +45,16 @@ class Entry(NamedTuple):
     context: Context
 
 
+class Read(NamedTuple):
+    """Rows [n, hidden], fused, of positions from `position` on, each with the token that follows it, which
+    join a context."""
+
+    rows: Tensor
+    tokens: Sequence[int]
+    position: int
+    context: Context
+
+
 class Context:
     """Keys and values of a sequence's latest indices, [kv_heads, room, head_dim] each. Those of drafts stand
     at the end until they are dropped."""
@@ -176,14 +186,16 @@ class Head:
         """The target's hidden rows [n, features] in bfloat16, on any device → [n, hidden]."""
         return self._fuse(rows.to(self.device, self._dtype))
 
-    def absorb(self, rows: Tensor, tokens: Sequence[int], position: int, context: Context) -> None:
-        """Put rows [n, hidden] of positions from `position` on, each with its next token, into a context."""
-        skipped = max(0, len(rows) - self.window)
-        rows, tokens, position = rows[skipped:], tokens[skipped:], position + skipped
-        if not len(rows):
+    def absorb(self, reads: Sequence[Read]) -> None:
+        """Put rows into contexts, all at once. No more of one read than the window counts."""
+        reads = [_latest(read, self.window) for read in reads if len(read.rows)]
+        if not reads:
             return
-        qkv = self._joined(rows, tokens, np.arange(position, position + len(rows)))
-        context.append(qkv[:, self._heads : -self._kv_heads], qkv[:, -self._kv_heads :])
+        tokens = [token for read in reads for token in read.tokens]
+        positions = np.concatenate([np.arange(len(read.rows)) + read.position for read in reads])
+        qkv = self._joined(torch.cat([read.rows for read in reads]), tokens, positions)
+        for read, part in zip(reads, torch.split(qkv, [len(read.rows) for read in reads]), strict=True):
+            read.context.append(part[:, self._heads : -self._kv_heads], part[:, -self._kv_heads :])
 
     def step(self, entries: Sequence[Entry]) -> tuple[Tensor, Tensor]:
         """One step of several sequences: the rows to go on from, [n, hidden], and logits over `self.tokens`,
@@ -215,6 +227,11 @@ class Head:
         keys, values = context.read()
         queries = qkv[: self._heads].view(1, self._kv_heads, -1, self._head_dim)
         return F.scaled_dot_product_attention(queries, keys[None], values[None]).view(-1)
+
+
+def _latest(read: Read, count: int) -> Read:
+    skipped = max(0, len(read.rows) - count)
+    return Read(read.rows[skipped:], read.tokens[skipped:], read.position + skipped, read.context)
 
 
 def _wide(weight: Tensor) -> Linear:

@@ -10,10 +10,8 @@ from workers.engines.weightless import Weightless
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor
-
     from ipc.messages import LaneSpec
-    from workers.sequence import LaneSequence
+    from workers.speculator import News
 
 _BRANCHES = 1 << 20
 
@@ -32,7 +30,7 @@ class ModellessSpeculator(Weightless):
         """A branch of a lookup is a few tokens."""
         return _BRANCHES
 
-    def observe(self, sequence: LaneSequence, rows: Sequence[tuple[int, Tensor]]) -> None:
+    def observe(self, news: Sequence[News]) -> None:
         """Sees tokens only when it is asked what follows them."""
 
     @property

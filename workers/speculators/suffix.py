@@ -16,11 +16,9 @@ from workers.speculators.proposals import Draft, Judge
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch import Tensor
-
     from ipc.messages import LaneSpec
     from workers.sequence import LaneSequence
-    from workers.speculator import Ask
+    from workers.speculator import Ask, News
 
 
 class SuffixSpeculator(ModellessSpeculator):
@@ -47,8 +45,9 @@ class SuffixSpeculator(ModellessSpeculator):
         self._judge.adopt(sequence, branch)
         self.close(branch)
 
-    def observe(self, sequence: LaneSequence, rows: Sequence[tuple[int, Tensor]]) -> None:
-        self._judge.learn(sequence)
+    def observe(self, news: Sequence[News]) -> None:
+        for sequence, _ in news:
+            self._judge.learn(sequence)
 
     def propose(self, asks: Sequence[Ask], cancelled: Callable[[], bool] = never) -> list[list[int]]:
         return [self._propose(ask) for ask in asks]
