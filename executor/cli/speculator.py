@@ -82,7 +82,7 @@ def speculator_server(
             server.stop()
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
                 signal.signal(number, stop)
         try:
             server.serve(lambda: write(f"serving {served} on {door.address}\n"))

@@ -71,7 +71,8 @@ class Launcher:
         loop = asyncio.get_running_loop()
         self._ear = Ear(self._private.path / NOTIFY)
         loop.add_reader(self._ear.fileno(), self._hear)
-        heeded = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
+        hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN  # unlike under nohup
+        heeded = [number for number in _SIGNALS if number is not signal.SIGHUP or hangs_up]
         for number in heeded:
             loop.add_signal_handler(number, self.stop)
         watching = asyncio.create_task(self._watch_mps())
