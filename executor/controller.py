@@ -141,9 +141,10 @@ class Controller:
             costs.fetched(done.way)
         if done.hits + done.misses:
             costs.guessed(done.setting.hypotheses, hits=done.hits, misses=done.misses)
+        # Without speculation, too: what was seen last fades, and what is usual is to be expected again.
+        costs.passed(0.0 if self._judged_at is None else now - self._judged_at)
+        self._judged_at = now
         if done.answered and done.setting.k:
-            costs.passed(0.0 if self._judged_at is None else now - self._judged_at)
-            self._judged_at = now
             for outcome in done.outcomes:
                 # What is prepared can be cut short; what is waited for ends where its speculator wants.
                 costs.judged(outcome, outcome.drafted if done.setting.hypotheses else done.setting.k)

@@ -200,6 +200,22 @@ def test_what_was_not_seen_lately_is_taken_from_the_place_before():
     assert costs.acceptance(2) == pytest.approx(costs.acceptance(0), abs=0.03)
 
 
+def test_what_was_seen_in_a_bad_stretch_is_not_believed_for_ever():
+    """Without speculation nothing is judged: what is usual is then expected again, not what was seen last."""
+    costs = Costs()
+    for right in (1, 1, 0) * 100:
+        costs.passed(0.03)
+        costs.judged(Outcome(1, right), 1)
+    usual = costs.acceptance(0)
+    for _ in range(30):
+        costs.passed(0.03)
+        costs.judged(Outcome(1, 0), 1)
+    assert costs.acceptance(0) < 0.3
+    for _ in range(150):
+        costs.passed(0.03)
+    assert usual - 0.2 < costs.acceptance(0) < usual
+
+
 def test_contention_is_told_from_waiting():
     costs = Costs()
     costs.verified(1, 8, 0.030)
