@@ -100,7 +100,7 @@ def test_simulate() -> None:
         "--new-tokens",
         "40",
         "--target-ms",
-        "2",
+        "40",
         "--draft-ms",
         "0.2",
     )
