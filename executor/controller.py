@@ -296,31 +296,33 @@ class Controller:
         if not self.costs.known:  # nobody has drafted yet: there is nothing to compare with
             self._next_trial = now + TRIAL_EVERY
             return
-        promises = {s: self.promise(s, sequences) for s in self._candidates(sequences)}
-        if self.current == OFF:
-            # By what it was left for, only the shortest drafts look good.
-            best = max((s for s in promises if s.k >= min(3, self._longest.k)), key=promises.__getitem__)
-            stale = [best]
-        else:
-            enough = WORTH_A_TRIAL * max(promises.values())
-            stale = [
-                setting
-                for setting, promise in promises.items()
-                if now - self._last(setting, sequences) > STALE_AFTER
-                and setting != self.current
-                and (promise > enough or setting == OFF)
-            ]
-        if not stale:
+        trial = self._worth_trying(sequences, now)
+        if trial is None:
             self._next_trial = now + TRIAL_EVERY
             return
-        oldest = min(self._last(setting, sequences) for setting in stale)
-        them = [s for s in stale if self._last(s, sequences) == oldest]
-        trial = OFF if OFF in them else max(them, key=promises.__getitem__)
         self._trial, self._tried = trial, []
         self._trial_left = TRIAL_ROUNDS * trial.ubatches
         spent = self._trial_left * self._seconds(trial, sequences)
         spent += self._catch_up if self.current == OFF else 0.0
         self._next_trial = now + max(TRIAL_EVERY, spent / TRIAL_SHARE)
+
+    def _worth_trying(self, sequences: int, now: float) -> Setting | None:
+        """The one seen longest ago that may be better than the present one, or plain decoding to compare."""
+        promises = {s: self.promise(s, sequences) for s in self._candidates(sequences)}
+        if self.current == OFF:
+            # By what it was left for, only the shortest drafts look good.
+            return max((s for s in promises if s.k >= min(3, self._longest.k)), key=promises.__getitem__)
+        enough = WORTH_A_TRIAL * max(promises.values())
+        stale = [
+            setting
+            for setting, promise in promises.items()
+            if now - self._last(setting, sequences) > STALE_AFTER
+            and setting != self.current
+            and (promise > enough or setting == OFF)
+        ]
+        oldest = min((self._last(setting, sequences) for setting in stale), default=0.0)
+        them = [s for s in stale if self._last(s, sequences) == oldest]
+        return OFF if OFF in them else max(them, key=promises.__getitem__, default=None)
 
 
 def _kind(setting: Setting, sequences: int) -> Kind:

@@ -30,6 +30,17 @@ def runtime_directory() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.fixture
+def directory(runtime_directory: Path) -> Iterator[Path]:
+    """For sockets: its path is short."""
+    path = runtime_directory / "d"
+    path.mkdir()
+    yield path
+    for entry in path.iterdir():
+        entry.unlink()
+    path.rmdir()
+
+
 @pytest.fixture(autouse=True)
 def no_leak(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tests with real processes must leave as many processes, threads and descriptors as they found."""

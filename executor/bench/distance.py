@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from executor.bench.long_wire import LongWire
 from executor.bench.pool import server_process
-from executor.bench.stretch import Client, Work, agree, stretch, tokens_per_step
+from executor.bench.stretch import Client, Work, agree, circumstances, stretch, tokens_per_step
 from executor.errors import InvalidConfig
 from executor.llm import LLM
 
@@ -78,14 +78,7 @@ def measure(plan: Plan, progress: Callable[[str], None]) -> dict[str, Any]:
     return {
         "rows": rows,
         "tokens_agree": agreed,
-        "target": plan.config.target,
-        "speculator": plan.config.speculator,
-        "engine": plan.config.engine,
-        "dtype": plan.config.dtype,
-        "threads": plan.config.threads,
-        "k": plan.config.num_speculative_tokens,
-        "batch": plan.work.at_once,
-        "temperature": plan.work.temperature,
+        **circumstances(plan.config, plan.work),
         "seconds": plan.seconds,
         "repeat": plan.repeat,
     }

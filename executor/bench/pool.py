@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from executor.bench.stretch import Client, Work, agree, stretch, tokens_per_step
+from executor.bench.stretch import Client, Work, agree, circumstances, stretch, tokens_per_step
 from executor.errors import InvalidConfig, SpeclaneError
 from executor.llm import LLM
 
@@ -79,14 +79,7 @@ def measure(plan: Plan, progress: Callable[[str], None]) -> dict[str, Any]:
         "rows": [_row(mode, speeds, tokens_per_step(clients[mode])) for mode in MODES],
         "tokens_agree": agree([client for mode in MODES for client in clients[mode]]),
         "executors": plan.executors,
-        "target": plan.config.target,
-        "speculator": plan.config.speculator,
-        "engine": plan.config.engine,
-        "dtype": plan.config.dtype,
-        "threads": plan.config.threads,
-        "k": plan.config.num_speculative_tokens,
-        "batch": plan.work.at_once,
-        "temperature": plan.work.temperature,
+        **circumstances(plan.config, plan.work),
         "seconds": plan.seconds,
     }
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from executor.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from executor.config import Config
     from executor.llm import LLM
 
 _WARM_UP, _WARM_UP_TOKENS = "Hello.", 8
@@ -26,6 +27,20 @@ class Work:
     new_tokens: int
     temperature: float
     at_once: int
+
+
+def circumstances(config: Config, work: Work) -> dict[str, Any]:
+    """What figures of such executors hang on."""
+    return {
+        "target": config.target,
+        "speculator": config.speculator,
+        "engine": config.engine,
+        "dtype": config.dtype,
+        "threads": config.threads,
+        "k": config.num_speculative_tokens,
+        "batch": work.at_once,
+        "temperature": work.temperature,
+    }
 
 
 class Client:

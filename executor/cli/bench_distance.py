@@ -1,13 +1,14 @@
 """`speclane bench distance`: what a speculator server brings that is farther and farther away."""
 
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from executor.cli import options as o
-from executor.cli.bench_pool import Prompts, prompts_of, server_words
+from executor.cli.bench_pool import Prompts, prompts_of, run, server_words
 from executor.cli.groups import ProcessOptions, grouped
-from executor.cli.output import log_to_stderr, note, progress_shown, write_json
+from executor.cli.output import log_to_stderr
 
 
 @grouped
@@ -35,7 +36,6 @@ def distance(
     from executor.bench.distance import Plan, measure, parse_round_trips
     from executor.bench.stretch import Work
     from executor.config import check_seconds
-    from executor.llm import LLM
 
     check_seconds("seconds", seconds, works=10.0)
     distances = parse_round_trips(round_trips)
@@ -48,15 +48,7 @@ def distance(
         seconds=seconds,
         repeat=repeat,
     )
-    with progress_shown():
-        LLM(config)  # refused here, not after minutes
-    result = measure(plan, note)
-    if as_json:
-        write_json(result)
-    else:
-        _show(result)
-    if not result["tokens_agree"]:
-        raise typer.Exit(1)
+    run(partial(measure, plan), config, _show, as_json=as_json)
 
 
 def _show(result: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """`speclane bench pool`: several executors that share one speculator."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,6 +10,8 @@ from executor.cli.groups import ProcessOptions, grouped
 from executor.cli.output import log_to_stderr, note, progress_shown, write_json
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from executor.config import Config
 
 Prompts = Annotated[
@@ -50,7 +53,6 @@ def pool(
     from executor.bench.pool import Plan, measure
     from executor.bench.stretch import Work
     from executor.config import check_seconds
-    from executor.llm import LLM
 
     check_seconds("seconds", seconds, works=10.0)
     config = model.config(max_sequences=batch, reuse_prefixes=False)
@@ -62,13 +64,26 @@ def pool(
         seconds=seconds,
         repeat=repeat,
     )
+    run(partial(measure, plan), config, _show, as_json=as_json)
+
+
+def run(
+    measure: "Callable[[Callable[[str], None]], dict[str, Any]]",
+    config: "Config",
+    show: "Callable[[dict[str, Any]], None]",
+    *,
+    as_json: bool,
+) -> None:
+    """Measure executors of this config; exit with status 1 if what they said differs."""
+    from executor.llm import LLM
+
     with progress_shown():
         LLM(config)  # refused here, not after minutes
-    result = measure(plan, note)
+    result = measure(note)
     if as_json:
         write_json(result)
     else:
-        _show(result)
+        show(result)
     if not result["tokens_agree"]:
         raise typer.Exit(1)
 

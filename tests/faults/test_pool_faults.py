@@ -53,13 +53,8 @@ def plain() -> list[int]:
 
 
 @pytest.fixture
-def place(runtime_directory):
-    path = runtime_directory / "p"
-    path.mkdir()
-    yield path
-    for entry in path.iterdir():
-        entry.unlink()
-    path.rmdir()
+def place(directory):
+    yield directory
     RunDir().remove()  # and what those left who were killed
 
 

@@ -39,14 +39,8 @@ def plain() -> dict[str, list[list[int]]]:
 
 
 @pytest.fixture
-def place(runtime_directory):
-    """For sockets: a short path."""
-    path = runtime_directory / "p"
-    path.mkdir()
-    yield path
-    for entry in path.iterdir():
-        entry.unlink()
-    path.rmdir()
+def place(directory):
+    return directory
 
 
 def at_once(llms: list[LLM]) -> list[list[list[int]]]:

@@ -86,16 +86,6 @@ class Conversation:
 
 
 @pytest.fixture
-def directory(runtime_directory: Path) -> Iterator[Path]:
-    path = runtime_directory / "w"
-    path.mkdir()
-    yield path
-    for entry in path.iterdir():
-        entry.unlink()
-    path.rmdir()
-
-
-@pytest.fixture
 def target(directory: Path) -> Iterator[Conversation]:
     conversation = Conversation(directory, "target")
     yield conversation

@@ -21,17 +21,6 @@ def leaves_nothing(runtime_directory: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def directory(runtime_directory: Path) -> Iterator[Path]:
-    """Of a hub; its name is short, as paths of sockets must be."""
-    path = runtime_directory / "h"
-    path.mkdir()
-    yield path
-    for entry in path.iterdir():
-        entry.unlink()
-    path.rmdir()
-
-
-@pytest.fixture
 def hub(directory: Path) -> Iterator[Hub]:
     hub = Hub(directory)
     yield hub

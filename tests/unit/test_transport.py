@@ -257,11 +257,17 @@ def test_what_an_exporter_made_of_its_order_is_not_believed(bench):
     assert "it made mine of" in here.transport.info.reason
 
 
-def test_a_lane_that_starts_again_is_joined_and_the_dead_one_is_out_of_reach(bench):
+def joined(bench):
+    """Two lanes on a CPU that read each other's arenas."""
     here = bench(obstacle=ON_A_CPU)
-    target, speculator = here.both()
+    lanes = here.both()
     here.export_all()
     here.import_all()
+    return here, *lanes
+
+
+def test_a_lane_that_starts_again_is_joined_and_the_dead_one_is_out_of_reach(bench):
+    here, target, speculator = joined(bench)
     before = here.transport.arena_for(target, speculator)
     here.end(target)
     assert [(lane, order.arenas) for lane, order in here.orders(Unmap)] == [(speculator, [before])]
@@ -279,10 +285,7 @@ def test_a_lane_that_starts_again_is_joined_and_the_dead_one_is_out_of_reach(ben
 
 
 def test_a_later_failure_is_that_lanes_alone(bench):
-    here = bench(obstacle=ON_A_CPU)
-    target, speculator = here.both()
-    here.export_all()
-    here.import_all()
+    here, target, speculator = joined(bench)
     here.end(speculator)
     again = here.load(here.lane("speculator", HEAD))
     here.export_all(but="speculator")
@@ -297,10 +300,7 @@ def test_a_later_failure_is_that_lanes_alone(bench):
 
 
 def test_lanes_that_take_no_orders_get_none(bench):
-    here = bench(obstacle=ON_A_CPU)
-    target, speculator = here.both()
-    here.export_all()
-    here.import_all()
+    here, target, speculator = joined(bench)
     speculator.link.state = LinkState.STOPPING
     here.end(target)
     assert here.posted == []
@@ -331,10 +331,7 @@ def test_who_cannot_be_told_of_a_death_dies_of_it_meanwhile(bench):
 
 
 def test_a_dead_borrowers_slots_are_free(bench):
-    here = bench(obstacle=ON_A_CPU)
-    target, speculator = here.both()
-    here.export_all()
-    here.import_all()
+    here, target, speculator = joined(bench)
     arena = here.transport.arena_for(target, speculator)
     refs = [SlotRef(arena, slot, 1) for slot in range(100)]
     here.transport.leases.published(refs, 0.0)
@@ -345,10 +342,7 @@ def test_a_dead_borrowers_slots_are_free(bench):
 
 
 def test_a_dying_lane_is_read_no_more_but_may_still_read(bench):
-    here = bench(obstacle=ON_A_CPU)
-    target, speculator = here.both()
-    here.export_all()
-    here.import_all()
+    here, target, speculator = joined(bench)
     its = here.transport.arena_for(speculator, target)
     ref = SlotRef(here.transport.arena_for(target, speculator), 0, 1)
     here.transport.leases.published([ref], 0.0)
