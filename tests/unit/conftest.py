@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from leaks import assert_nothing_leaks
 
 from ipc.channel import Hub
@@ -25,3 +26,12 @@ def hub(directory: Path) -> Iterator[Hub]:
     hub = Hub(directory)
     yield hub
     hub.close()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Where bits are compared: by how many threads share a product, it is summed in another order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

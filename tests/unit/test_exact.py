@@ -13,6 +13,8 @@ from workers.engines.native.shards import Cut, split, uncut
 from workers.engines.native.weights import Matrix
 from workers.linear import RowBuckets, half, plain
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROWS = RowBuckets((1, 2, 4, 8))
 SMALL = replace(
     SMOLLM2, vocab_size=128, hidden_size=128, intermediate_size=192, query_heads=4, kv_heads=2, head_dim=32
