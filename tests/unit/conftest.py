@@ -30,7 +30,8 @@ def hub(directory: Path) -> Iterator[Hub]:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Where bits are compared: by how many threads share a product, it is summed in another order."""
+    """Where bits are compared: by how many threads share a product, it is summed in another order. And small
+    ones gain nothing from threads, and lose much where other work shares the cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

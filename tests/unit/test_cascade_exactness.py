@@ -65,12 +65,7 @@ class TableHead:
         return torch.stack([entry.row for entry in entries]), torch.tensor(logits) / flat
 
 
-@pytest.fixture(autouse=True)
-def _tensors_on_one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

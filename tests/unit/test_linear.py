@@ -27,13 +27,7 @@ from workers.linear import (
 FEATURES = 4
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Small products gain nothing from threads, and lose much where other work shares the cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def layer(wrong):
