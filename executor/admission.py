@@ -75,6 +75,8 @@ def check_fits(prompt: int, max_tokens: int, demand: Demand, context: int) -> No
 
 def leaving(running: Sequence[Request], demand: Demand) -> list[Request]:
     """Who has to leave so that the others can go on, the youngest first. Never the oldest."""
+    if len(running) * demand.room.blocks_for(demand.max_model_len) <= demand.room.blocks:
+        return []
     needed = sum(map(demand.now, running))
     gone = []
     for request in reversed(running[1:]):

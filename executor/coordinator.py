@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from executor.lane import Lane
     from executor.lane_times import LaneTimes
     from executor.placement import Placement
-    from executor.request import Request
+    from executor.request import Completion, Delta, Request
     from executor.trace import Trace
     from executor.transport import TransportInfo, TransportPolicy
     from ipc.messages import LaneName, LaneSpec
@@ -92,6 +92,7 @@ class Coordinator:
             self.stats,
             controller,
             recovery.strikes,
+            self._say,
             self._finish,
             self._fail,
             trace,
@@ -101,7 +102,8 @@ class Coordinator:
         self._speculates = len(specs) > 1
         self._health = HealthLog()
         self._fresh_collapse = partial(Collapse, recovery.collapse_rounds, recovery.collapse_share)
-        self._rounds.collapse = self._fresh_collapse()
+        self._rounds.accounting.collapse = self._fresh_collapse()
+        self._outbox: deque[tuple[Request, Delta | Completion | SpeclaneError]] = deque()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="speclane-coordinator", daemon=True)
         self.max_model_len = min(max_model_len, MAX_ARRAY_LENGTH)  # a history must fit into one message
@@ -252,7 +254,10 @@ class Coordinator:
             while not self._closing:
                 self._rounds.collect()
                 hold = self._look_around()
-                self._lanes.wait(self._rounds.turn(self._running, self._seated(), hold=hold))
+                until = self._rounds.turn(self._running, self._seated(), hold=hold)
+                self._rounds.account()
+                self._publish()
+                self._lanes.wait(until)
         except SpeclaneError as error:
             failure = error
         except Exception as error:  # the thread's edge: whoever waits must hear of it
@@ -299,6 +304,7 @@ class Coordinator:
             unanswered = [*self._running, *self._inbox]
             self._inbox.clear()
         self._health.end(str(failure), time.time())
+        self._publish()
         for request in unanswered:
             request.outputs.put(failure)
         for swap in list(self._swaps):
@@ -338,7 +344,7 @@ class Coordinator:
                 # Checked when it was submitted, but perhaps before the target had said how much it holds.
                 self.check(request.prompt_len, request.params.max_tokens)
             except InvalidRequest as error:
-                request.outputs.put(error)
+                self._say(request, error)
             else:
                 if not admission.joins(request, self._running, self._max_sequences, demand):
                     break
@@ -360,7 +366,7 @@ class Coordinator:
 
     def _swapped(self) -> None:
         self._speculates = self._lanes.speculator is not None
-        self._rounds.collapse = self._fresh_collapse()
+        self._rounds.accounting.collapse = self._fresh_collapse()
 
     def _seated(self) -> set[int] | None:
         """The sequences that the speculator has room for; None if there is none to ask."""
@@ -372,9 +378,18 @@ class Coordinator:
     def _fail(self, request: Request, error: RequestFailed) -> None:
         self._running.remove(request)
         dialogue.forget(self._lanes, request)
-        request.outputs.put(error)
+        self._say(request, error)
 
     def _finish(self, request: Request) -> None:
         dialogue.forget(self._lanes, request)  # first: who sees it gone may count on its room
         (self._running if request in self._running else self._inbox).remove(request)
-        request.outputs.put(request.completion())
+        self._say(request, request.completion())
+
+    def _say(self, request: Request, output: Delta | Completion | SpeclaneError) -> None:
+        self._outbox.append((request, output))
+
+    def _publish(self) -> None:
+        """What was said while the lanes waited for orders. Whoever hears it wakes up, and takes time."""
+        while self._outbox:
+            request, output = self._outbox.popleft()
+            request.outputs.put(output)

@@ -7,7 +7,6 @@ date by the same orders as one that meets a sequence for the first time.
 from __future__ import annotations
 
 import itertools
-import time
 from typing import TYPE_CHECKING
 
 from ipc.messages import Close, Open, OpenedSequence
@@ -52,7 +51,7 @@ def rows(lanes: Lanes, lane: Lane, request: Request, room: int) -> list[HiddenRo
     if sum(len(part.data) for part in parts) > room:
         return []
     lane.told_rows[request.seq] = request.rows.end
-    transport, now = lanes.transport, time.monotonic()
+    transport, now = lanes.transport, lanes.now()
     parts = [part for part in parts if part.at is None or transport.reaches(lane, part.at.arena)]
     for part in parts:
         if part.at is not None:
@@ -82,7 +81,7 @@ def _lent(lanes: Lanes, lane: Lane, at: Descriptor) -> bool:
     if not leases.holds(at.ref) or not lanes.transport.reaches(lane, at.arena):
         leases.refuse(at.ref)
         return False
-    leases.lend(at.ref, lane.epoch, time.monotonic())
+    leases.lend(at.ref, lane.epoch, lanes.now())
     return True
 
 

@@ -7,7 +7,6 @@ all that a speculator can do to a round, whether it is late, dead, starting agai
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from logging import WARNING
 from typing import TYPE_CHECKING, NamedTuple
@@ -56,6 +55,21 @@ class Asked(NamedTuple):
         return (self.request.gen, len(self.request.tokens)) == (self.gen, self.base_len)
 
 
+class Wait(NamedTuple):
+    """For drafts, in seconds: while the speculator computed, and while its answers were on their way."""
+
+    computed: float
+    way: float
+
+
+class Made(NamedTuple):
+    """Of a draft: steps asked for, seconds that were computed, and those that it took besides."""
+
+    steps: int
+    computed: float
+    way: float
+
+
 class Order:
     """In flight to a speculator. `waited_until`: so long it is worth to wait for the answer, monotonic; None
     as long as nobody needs it."""
@@ -75,11 +89,9 @@ class Drafting:
         self._trace = trace
         self._stats = stats
         self._order: Order | None = None
-        self.waited_ns = 0
-        """What the speculator computed for answers that somebody may have waited for, so far."""
-        self.made: tuple[int, float, float] | None = None
-        """Of the last draft that was waited for, until somebody has looked: steps asked for, seconds that
-        were computed, and those that it took besides."""
+        self._made: Made | None = None
+        self._answers: list[tuple[float, float, float]] = []
+        """Of answers that somebody may have waited for: when asked and answered, and seconds computed."""
         # By what runs, not by incarnation: a lane that starts again is as fast as it was.
         self._paces = defaultdict[LaneSpec, DraftPace](
             lambda: DraftPace(least=timeouts.draft_least, most=timeouts.draft)
@@ -97,7 +109,7 @@ class Drafting:
         order = self._order
         if order is None or not order.speculator.serving:
             return False
-        return order.waited_until is None or order.waited_until > time.monotonic()
+        return order.waited_until is None or order.waited_until > self._lanes.now()
 
     @property
     def waited_until(self) -> float:
@@ -106,6 +118,21 @@ class Drafting:
         if order is None or not order.speculator.serving:
             return 0.0
         return order.waited_until or 0.0
+
+    def wait_since(self, then: float) -> Wait:
+        """How much of the time since then, monotonic, went by in waiting for drafts; told once."""
+        answers, self._answers = self._answers, []
+        seconds = computed = 0.0
+        for asked, answered, busy in answers:
+            waited = max(0.0, answered - max(asked, then))
+            seconds += waited
+            computed += min(waited, busy)
+        return Wait(computed, seconds - computed)
+
+    def take_made(self) -> Made | None:
+        """The last draft that was waited for, told once."""
+        made, self._made = self._made, None
+        return made
 
     def drop_others(self, plan: Sequence[Step]) -> None:
         """Of sequences that it need not hold the speculator forgets what it was told."""
@@ -134,7 +161,7 @@ class Drafting:
         for step in steps:
             step.request.asked_len = len(step.request.tokens)
         order = self._send(speculator, asked, amount, budget)
-        order.waited_until = time.monotonic() + self._paces[speculator.spec].patience(amount)
+        order.waited_until = self._lanes.now() + self._paces[speculator.spec].patience(amount)
 
     def prepare(self, plan: Sequence[Step], hypotheses: int) -> None:
         """Have drafts made for verdicts that may come on the drafts of these sequences, which the target has.
@@ -166,7 +193,7 @@ class Drafting:
         if needed:
             longest = max(asked.k for asked in order.asked.values())
             patience = self._paces[order.speculator.spec].patience(work(longest, 0))
-            order.waited_until = time.monotonic() + patience
+            order.waited_until = self._lanes.now() + patience
 
     def collect(self, vocabulary_size: int) -> None:
         """Take what the speculator has answered, or note that it never will: a strike for the sequences over
@@ -185,15 +212,14 @@ class Drafting:
         if isinstance(reply, Drafted):
             if self._trace is not None:
                 self._draw(self._trace, order, reply)
+            computed, took = reply.busy_ns / 1e9, speculator.answered_at - speculator.asked_at
             if order.waited_until is not None:
-                self.waited_ns += reply.busy_ns
+                self._answers.append((speculator.asked_at, speculator.answered_at, computed))
             if order.amount:
-                pace, took = self._paces[speculator.spec], speculator.answered_at - speculator.asked_at
-                pace.note(order.amount, took)
+                self._paces[speculator.spec].note(order.amount, took)
                 # By how much was asked for: where drafts end early, that much costs less.
                 asked_for = max(asked.k for asked in order.asked.values())
-                computed = reply.busy_ns / 1e9
-                self.made = asked_for, computed, max(0.0, took - computed)
+                self._made = Made(asked_for, computed, max(0.0, took - computed))
             coupled = speculator.spec.acceptance == "coupled"
             self._use(order, reply.items, vocabulary_size, coupled=coupled)
         elif owes:

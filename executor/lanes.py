@@ -221,6 +221,10 @@ class Lanes:
 
     # ------------------------------------------------------------ orders
 
+    def now(self) -> float:
+        """The clock by which rounds go, in seconds, monotonic."""
+        return time.monotonic()
+
     def tell(self, lane: Lane, order: Order) -> None:
         """Send an order that has no answer. A lane that takes none is taken down."""
         self._post(lane, order)

@@ -123,6 +123,8 @@ class Leases:
 
     def take_released(self, exporter: str) -> list[SlotRef]:
         """What is free of a lane's arenas, said once."""
+        if not self._released:
+            return []
         names = [arena for arena in self._released if exporter_of(arena) == exporter]
         return [ref for arena in names for ref in self._released.pop(arena)]
 

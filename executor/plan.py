@@ -78,8 +78,8 @@ def draft_budget(steps: Sequence[Step], verify_tokens: int) -> int | None:
 
 def _draft_length(request: Request, limits: Limits, assumed: int = 0) -> int:
     """`assumed`: tokens that may come before the draft, at most."""
-    if request.pending:
-        return 0  # a draft would be out of date when its turn comes
+    if limits.num_speculative_tokens == 0 or request.pending:
+        return 0  # after what is pending a draft would be out of date when its turn comes
     length = len(request.tokens) + assumed
     # A verdict on k drafts commits up to k + 1 tokens, and only the last need not be run by any lane.
     wanted = request.params.max_tokens - request.generated - assumed - 1

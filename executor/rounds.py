@@ -8,35 +8,29 @@ that need one, else it prepares drafts for verdicts that are still to come.
 
 from __future__ import annotations
 
-import time
-from logging import WARNING
 from typing import TYPE_CHECKING
 
 from executor import dialogue
+from executor.accounting import Accounting, Ended
 from executor.commit import commit
-from executor.controller import Round
 from executor.costs import Outcome
-from executor.drafting import Drafting
+from executor.drafting import Drafting, Wait
 from executor.errors import RequestFailed
-from executor.events import record
 from executor.plan import Limits, draft_budget, fitted, plan_round, prepared_plan
 from executor.request import NO_GUESSES, Guesses, Verdict
-from executor.stats import RoundTime
 from executor.verifying import TargetGone, Verifying
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from executor.collapse import Collapse
     from executor.config import Timeouts
     from executor.controller import Controller
     from executor.lanes import Lanes
     from executor.plan import Step
-    from executor.request import Request
+    from executor.request import Delta, Request
     from executor.setting import Setting
     from executor.stats import Stats
     from executor.trace import Trace
-    from executor.verifying import Verdicts
     from ipc.messages import VerifiedItem, Vocabulary
 
 _IDLE_SECONDS = 60.0
@@ -52,32 +46,31 @@ class Rounds:
         stats: Stats,
         controller: Controller,
         strikes: int,
+        say: Callable[[Request, Delta], None],
         finish: Callable[[Request], None],
         fail: Callable[[Request, RequestFailed], None],
         trace: Trace | None = None,
     ) -> None:
-        """`strikes`: a request over which the target died so many times in a row fails. `finish`, `fail`:
-        what becomes of a request that has ended."""
+        """`strikes`: a request over which the target died so many times in a row fails. `say`: what was added
+        to a request. `finish`, `fail`: what becomes of one that has ended."""
         self._lanes = lanes
         self._stats = stats
         self._controller = controller
         self._strikes = strikes
+        self._say = say
         self._finish = finish
         self._fail = fail
-        self._trace = trace
+        self.accounting = Accounting(lanes, stats, controller, trace)
         self._drafting = Drafting(lanes, timeouts, stats, trace)
         self._verifying = Verifying(lanes)
-        self._began_ns: int | None = None
-        self._drafted_ns = 0
-        self._idle_since_ns = 0
-        self._waited_ns = 0
+        self._began: float | None = None
+        self._idle_since = 0.0
+        self._wait = Wait(0.0, 0.0)
         self._setting = controller.current
         self._running = 0
-        self._guesses = 0, 0
-        self._flows = 0
         self._read = False
         self._answered = True
-        self.collapse: Collapse | None = None
+        self._ended: Ended | None = None
         self.vocabulary: Vocabulary
         self.max_model_len = 0
         self.verify_tokens = 0
@@ -98,17 +91,17 @@ class Rounds:
         `seated`: sequences that the speculator has room for; None is all. `hold`: verify nothing, since one
         that is to make room for others is still at it.
         """
-        until = time.monotonic() + _IDLE_SECONDS
+        until = self._lanes.now() + _IDLE_SECONDS
         if not self._lanes.target.serving:
             for request in running:
                 dialogue.drop_placed_draft(self._lanes, request)
         if not running or not self._lanes.target.serving:
-            self._began_ns = None
+            self._began = None
             return until
-        if self._began_ns is None:
-            self._began_ns = self._idle_since_ns = time.perf_counter_ns()
+        if self._began is None:
+            self._began = self._idle_since = self._lanes.now()
         if self._lanes.target.idle or self._drafting.free:
-            setting = self._controller.setting(len(running), time.monotonic())
+            setting = self._controller.setting(len(running), self._lanes.now())
             self._running = len(running)
             plan = plan_round(running, self._limits(setting.k), seated)
             self._drafting.drop_others(plan)
@@ -118,10 +111,17 @@ class Rounds:
                 self._draft(plan, setting)
         return until
 
+    def account(self) -> None:
+        """For the round that has ended, if one has: now that the lanes have their orders there is time."""
+        if self._ended is not None:
+            ended, self._ended = self._ended, None
+            self.accounting.note(ended)
+
     @property
     def alarm(self) -> str:
         """Why the speculator is no good; empty if it is."""
-        return self.collapse.alarm if self.collapse is not None else ""
+        collapse = self.accounting.collapse
+        return collapse.alarm if collapse is not None else ""
 
     def _limits(self, k: int) -> Limits:
         speculator = self._lanes.speculator
@@ -148,7 +148,7 @@ class Rounds:
     def _verify(self, plan: Sequence[Step], setting: Setting) -> float:
         """Returns until when to wait if nothing is to be verified yet."""
         until = self._drafting.waited_until
-        waits = until > time.monotonic()
+        waits = until > self._lanes.now()
         ready = [step for step in plan if not (waits and step.k > 0 and step.request.draft is None)]
         missing = len(plan) - len(ready)
         if not ready or (missing and self._waits(ready, missing, setting)):
@@ -158,8 +158,8 @@ class Rounds:
         self._answered = all(step.request.draft is not None for step in ready)
         self._verifying.ask(ready)
         self._setting = setting
-        self._waited_ns = time.perf_counter_ns() - self._idle_since_ns
-        return time.monotonic() + _IDLE_SECONDS
+        self._wait = self._drafting.wait_since(self._idle_since)
+        return self._lanes.now() + _IDLE_SECONDS
 
     def _waits(self, ready: Sequence[Step], missing: int, setting: Setting) -> bool:
         """Whether those that are ready are to wait for the drafts of others."""
@@ -182,17 +182,17 @@ class Rounds:
 
     def _settle(self) -> None:
         """Commit what the target has said, if it has."""
-        plan, reads = self._verifying.plan, self._verifying.reads
+        plan, reads, asked = self._verifying.plan, self._verifying.reads, self._lanes.target.asked_at
         try:
             verdicts = self._verifying.collect(self.vocabulary.size)
         except TargetGone as gone:
-            self._began_ns = None
+            self._began = None
             self._give_up(gone.plan)
             return
         if verdicts is None:
             return
-        self._idle_since_ns = time.perf_counter_ns()
-        arrived = time.monotonic()
+        now = self._lanes.now()
+        drafted_at = [step.request.drafted_at for step in plan]
         outcomes = []
         for request, *_ in plan:
             if not request.pending:
@@ -201,19 +201,31 @@ class Rounds:
                 outcomes.append(Outcome(len(draft.tokens), verdict.n_accepted))
         hurry = not self._controller.worth_finishing(len(plan))
         self._drafting.verdict_given([step.request for step in plan], hurry=hurry)
-        drafted, accepted = (sum(parts) for parts in zip(*outcomes, strict=True)) if outcomes else (0, 0)
-        self._watch_acceptance(drafted, accepted)
-        total_ns = self._count(plan, verdicts)
-        if self._trace is not None:
-            self._draw(self._trace, plan, outcomes, verdicts.busy_ns, arrived)
-        if not reads and len(outcomes) == len(plan):  # what is read once says nothing of what comes
-            self._tell_controller(outcomes, total_ns, verdicts.busy_ns)
+        self._ended = Ended(
+            plan,
+            drafted_at,
+            outcomes,
+            setting=self._setting,
+            running=self._running,
+            answered=self._answered,
+            reads=reads,
+            read=self._read,
+            began=now if self._began is None else self._began,
+            ended=now,
+            committed=self._lanes.now(),
+            asked=asked,
+            wait=self._wait,
+            made=self._drafting.take_made(),
+            busy=verdicts.busy_ns / 1e9,
+            wire=verdicts.wire_ns / 1e9,
+        )
+        self._began = self._idle_since = now
         self._read = reads
 
     def _commit(self, request: Request, draft: list[int], verdict: VerifiedItem) -> None:
         base_len = len(request.tokens)
         request.strikes = 0
-        request.outputs.put(commit(request, draft, verdict, self.max_model_len))
+        self._say(request, commit(request, draft, verdict, self.max_model_len))
         self._stats.acceptance.record(len(draft), verdict.n_accepted)
         request.verdict = Verdict(base_len, verdict.n_accepted, verdict.next_token)
         request.draft = request.prepared.get(request.verdict)
@@ -231,78 +243,6 @@ class Rounds:
                 reason = self._verifying.died_of  # the present target may be its successor already
                 failed = RequestFailed(f"the target died {request.strikes} times in a row over it: {reason}")
                 self._fail(request, failed)
-
-    def _watch_acceptance(self, drafted: int, accepted: int) -> None:
-        speculator = self._lanes.speculator
-        if self.collapse is None or speculator is None or speculator.engine in ("ngram", "suffix"):
-            return  # what a lookup is worth hangs on the text, and starting it again changes nothing
-        stood = bool(self.collapse.alarm)
-        restart = self.collapse.note(speculator.epoch, drafted, accepted)
-        if self.collapse.alarm and not stood:
-            record(WARNING, "acceptance_collapsed", epoch=speculator.epoch, reason=self.collapse.alarm)
-        if restart and speculator.serving:
-            self._lanes.supervisor.take_down(speculator, self.collapse.alarm)
-
-    def _draw(
-        self, trace: Trace, plan: Sequence[Step], outcomes: list[Outcome], busy_ns: int, arrived: float
-    ) -> None:
-        target, now = self._lanes.target, time.monotonic()
-        accepted = sum(outcome.accepted for outcome in outcomes)
-        drafted = sum(outcome.drafted for outcome in outcomes)
-        what = {"sequences": len(plan), "drafted": drafted, "accepted": accepted}
-        trace.work("target", "verify", target.asked_at, target.answered_at, busy_ns / 1e9, **what)
-        trace.own("commit", arrived, now, setting=str(self._setting))
-        for step in plan:
-            if step.request.drafted_at:
-                way = ("speculator", step.request.drafted_at), ("target", target.answered_at)
-                self._flows += 1
-                trace.flow(self._flows, (*way, ("coordinator", now)))
-        hits, misses = self._stats.hits, self._stats.misses
-        figures = {"acceptance": accepted / drafted if drafted else 0.0}
-        figures["hit rate"] = hits / (hits + misses) if hits + misses else 0.0
-        trace.count("shares", now, figures)
-        trace.count("setting", now, {"K": self._setting.k, "N": self._setting.hypotheses})
-
-    def _tell_controller(self, outcomes: list[Outcome], total_ns: int, verify_ns: int) -> None:
-        hits, misses = self._stats.hits, self._stats.misses
-        before, self._guesses = self._guesses, (hits, misses)
-        (draft_steps, draft, way), self._drafting.made = self._drafting.made or (0, 0.0, None), None
-        if self._read:  # the speculator had all that to read, too, before it could draft
-            draft_steps = 0
-        done = Round(
-            setting=self._setting,
-            running=self._running,
-            outcomes=outcomes,
-            rows=sum(outcome.drafted + 1 for outcome in outcomes),
-            total=total_ns / 1e9,
-            verify=verify_ns / 1e9,
-            waited=self._waited_ns / 1e9,
-            draft_steps=draft_steps,
-            draft=draft,
-            hits=hits - before[0],
-            misses=misses - before[1],
-            answered=self._answered or self._setting.k == 0,
-            way=way,
-        )
-        self._controller.note(done, time.monotonic())
-        self._stats.hypotheses = self._controller.current.hypotheses
-
-    def _count(self, plan: Sequence[Step], verdicts: Verdicts) -> int:
-        """Returns how long the round took, in nanoseconds."""
-        now = time.perf_counter_ns()
-        total = now - (self._began_ns or now)
-        computed, self._drafted_ns = self._drafting.waited_ns - self._drafted_ns, self._drafting.waited_ns
-        draft_ns = min(computed, self._waited_ns)
-        self._began_ns = now
-        self._lanes.times.round_ended(total, [lane.name for lane in self._lanes.all if lane.serving])
-        stats = self._stats
-        stats.rounds += 1
-        stats.round_ns += total
-        stats.draft_ns += draft_ns
-        stats.verify_ns += verdicts.busy_ns
-        parts = total, draft_ns, verdicts.busy_ns, len(plan), verdicts.wire_ns, self._waited_ns
-        stats.round_times.append(RoundTime(*parts))
-        return total
 
 
 def _needs_draft(step: Step) -> bool:

@@ -12,16 +12,25 @@ _ROUNDS_KEPT = 4096
 
 
 class RoundTime(NamedTuple):
-    """One round, in nanoseconds. draft: what the speculator computed while the target waited; verify: what
-    the target computed. wire: how much longer the target took to answer. waited: how long the target had
-    nothing to do, drafts and all else included."""
+    """One round, in nanoseconds. draft: what the speculator computed while the target waited for it; verify:
+    what the target computed; wire: how much longer both took to answer. The rest is the coordinator's.
+
+    rows: logit rows that the target ran. tokens: how many were committed, of all sequences. reads: whether it
+    ran history, too.
+    """
 
     total: int
     draft: int
     verify: int
+    wire: int
     sequences: int
-    wire: int = 0
-    waited: int = 0
+    rows: int
+    tokens: int
+    reads: bool
+
+    @property
+    def coordinator(self) -> int:
+        return max(0, self.total - self.draft - self.verify - self.wire)
 
 
 class Load(NamedTuple):

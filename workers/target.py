@@ -65,9 +65,10 @@ class TargetLane:
         pending: list[PendingItem] = []
         scores: dict[int, list[TokenLogprobs]] = {}
         tap = _tap(items, taps, lambda start, rows: self.plane.pack_rows(start, rows, arena))
+        size = self._engine.vocabulary.size
         for item in map(self._with_q, items):
             sequence = self._sequences.advance(item.seq, item.gen, item.base_len, item.since)
-            self._check_draft(item)
+            self._check_draft(item, size)
             if item.prompt_since is not None:
                 run = partial(self._forward, tap=tap)
                 scored = score_prompt(sequence, item.prompt_since, prefill, self._engine, run)
@@ -106,7 +107,7 @@ class TargetLane:
         """The item with the q rows that lie in an arena. What cannot be had is left out: see Judging."""
         if self._acceptance is None:
             return structs.replace(item, q=[])
-        if all(row.at is None for row in item.q):
+        if not item.q or all(row.at is None for row in item.q):
             return item
         size = self._engine.vocabulary.size
         found = []
@@ -115,8 +116,7 @@ class TargetLane:
             found.append(read if read is not None and not q_rows.fault(read, token, size) else LOOKED_UP)
         return structs.replace(item, q=found)
 
-    def _check_draft(self, item: VerifyItem) -> None:
-        size = self._engine.vocabulary.size
+    def _check_draft(self, item: VerifyItem, size: int) -> None:
         for token in (*item.since, *item.draft):
             if not 0 <= token < size:
                 raise ProtocolError(f"sequence {item.seq}: token {token} is outside the vocabulary of {size}")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from executor.bench.ceiling import Counters, Occupancy, alone, occupancy, report
+from executor.bench.ceiling import Alone, Counters, Occupancy, occupancy, report
 from executor.bench.decode_plan import OFF, total_threads
 from executor.bench.machine import machine
 from executor.bench.peers import Peer, PeerRun, Terms, peer_row, run_peer
@@ -240,8 +240,8 @@ def _rows(plan: Plan, runs: dict[Variant, list[Run]]) -> list[dict[str, Any]]:
         # Lanes that take turns do not disturb each other.
         turns = several if variant == OFF else runs.get(variant._replace(mode="sequential"), several)
         seen = [run.occupancy for run in several]
-        length = several[-1].total.acceptance.length
-        occupied = report(seen, length, alone([run.occupancy for run in turns]))
+        plain = Alone([run.occupancy for run in runs.get(OFF, [])])
+        occupied = report(seen, Alone([run.occupancy for run in turns]), plain)
         rows.append(_row(plan, variant, runs, medians[variant], medians.get(OFF)) | occupied)
     return rows
 
@@ -286,17 +286,9 @@ def _figures(speed: float, off: float | None, acceptance: Acceptance) -> dict[st
 
 
 def _split(times: Sequence[RoundTime]) -> dict[str, float]:
-    """Mean milliseconds per round; `wire` is what neither lane computed: coordinator, codec and waiting."""
-    total, draft, verify = (
-        statistics.fmean(parts) / 1e6
-        for parts in zip(*((t.total, t.draft, t.verify) for t in times), strict=True)
-    )
-    return {
-        "total": round(total, 4),
-        "draft": round(draft, 4),
-        "verify": round(verify, 4),
-        "wire": round(total - draft - verify, 4),
-    }
+    """Mean milliseconds per round."""
+    parts = ("total", "draft", "verify", "wire", "coordinator")
+    return {part: round(statistics.fmean(getattr(t, part) for t in times) / 1e6, 4) for part in parts}
 
 
 def _circumstances(plan: Plan, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:

@@ -10,14 +10,19 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from executor.bench import virtual
 from executor.bench.ceiling import Counters
 from executor.config import Config, Timeouts
 from executor.llm import LLM
+from executor.model import prepare
 from executor.request import Acceptance
 from executor.sampling import SamplingParams
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from executor.setting import Mode, Setting
+    from executor.stats import RoundTime
 
 _VOCABULARY = 512
 _WARM_UP_TOKENS = 16
@@ -45,14 +50,29 @@ class Plan:
 
 
 def measure(plan: Plan) -> dict[str, Any]:
-    """Tokens per target step and sequence, the median of several runs, and what the formula says."""
+    """Tokens per target step and sequence, the median of several runs, and what the formula says; the same in
+    virtual time, where only the steps of lanes take any. Raises ValueError for toys that cannot be.
+    """
+    config = _config(plan)
+    with LLM(config) as llm:
+        _run(llm, plan, _WARM_UP_TOKENS)
+        before, acceptance, rounds = Counters.of(llm), Acceptance(), []
+        for _ in range(plan.repeat):
+            acceptance.add(_run(llm, plan, plan.new_tokens))
+            rounds.append(_round_ms(llm.coordinator.stats.round_times))
+        counters = Counters.of(llm).since(before)
+        setting = llm.coordinator.controller.current
+    real = _result(plan, setting, acceptance, statistics.median(rounds), counters.hits, counters.misses)
+    return {"mode": plan.mode, "batch": plan.batch, **real, "virtual": _virtual(plan, config)}
+
+
+def _config(plan: Plan) -> Config:
     toy = f"vocabulary={_VOCABULARY}"
     draft = f"{toy},agree={plan.acceptance:g},near={plan.near:g},step_ms={plan.draft_ms:g}"
-    off = plan.mode == "off"
-    config = Config(
+    return Config(
         engine="toy",
         target=f"{toy},step_ms={plan.target_ms:g}",
-        speculator="off" if off else draft,
+        speculator="off" if plan.mode == "off" else draft,
         mode="sequential" if plan.mode == "off" else plan.mode,
         num_speculative_tokens=plan.k,
         hypotheses=plan.hypotheses,
@@ -61,27 +81,34 @@ def measure(plan: Plan) -> dict[str, Any]:
         threads=1,
         timeouts=Timeouts(draft=_PATIENCE, draft_least=_PATIENCE, hang=_PATIENCE),
     )
-    with LLM(config) as llm:
-        _run(llm, plan, _WARM_UP_TOKENS)
-        before, acceptance, rounds = Counters.of(llm), Acceptance(), []
-        for _ in range(plan.repeat):
-            acceptance.add(_run(llm, plan, plan.new_tokens))
-            rounds.append(_round_ms(llm, plan))
-        counters = Counters.of(llm).since(before)
-        setting = llm.coordinator.controller.current
-    guessed = counters.hits + counters.misses
-    hit = counters.hits / guessed if guessed else 0.0
+
+
+def _virtual(plan: Plan, config: Config) -> dict[str, Any]:
+    specs = prepare(config, lambda text: None).specs
+    done = virtual.run(
+        specs, config.setting, adapts=config.adapts, batch=plan.batch, new_tokens=plan.new_tokens
+    )
+    stats = done.stats
+    return _result(
+        plan, done.setting, stats.acceptance, _round_ms(stats.round_times), stats.hits, stats.misses
+    )
+
+
+def _result(
+    plan: Plan, setting: Setting, acceptance: Acceptance, round_ms: float, hits: int, misses: int
+) -> dict[str, Any]:
+    hit = hits / (hits + misses) if hits + misses else 0.0
+    if plan.mode == "off":
+        setting = setting._replace(k=0)
     parts = 2 if setting.ubatches == 2 and plan.batch > 1 else 1
-    measured = acceptance.length * plan.target_ms / (parts * statistics.median(rounds))
-    says = formula(plan, setting._replace(k=0) if off else setting, acceptance.length, hit)
+    measured = acceptance.length * plan.target_ms / (parts * round_ms)
+    says = formula(plan, setting, acceptance.length, hit)
     return {
-        "mode": plan.mode,
-        "batch": plan.batch,
-        "k": 0 if off else setting.k,
+        "k": setting.k,
         "n": setting.hypotheses,
         "ubatches": setting.ubatches,
         "acceptance_length": round(acceptance.length, 4),
-        "hit_rate": round(hit, 4) if guessed else None,
+        "hit_rate": round(hit, 4) if hits + misses else None,
         "tokens_per_step": round(measured, 4),
         "formula": round(says, 4),
         "share": round(measured / says, 4),
@@ -122,8 +149,8 @@ def _run(llm: LLM, plan: Plan, new_tokens: int) -> Acceptance:
     return acceptance
 
 
-def _round_ms(llm: LLM, plan: Plan) -> float:
+def _round_ms(round_times: Iterable[RoundTime]) -> float:
     """The mean round while all sequences ran; at the end some are done before others."""
-    times = list(llm.coordinator.stats.round_times)[_WARM_UP_ROUNDS:]
+    times = list(round_times)[_WARM_UP_ROUNDS:]
     most = max(time.sequences for time in times)
     return statistics.fmean(time.total for time in times if time.sequences == most) / 1e6

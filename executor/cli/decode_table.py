@@ -34,7 +34,8 @@ def _own(row: dict[str, Any]) -> list[str]:
         *_speed(row),
         f"{row['acceptance_length']:.2f}",
         " ".join(f"{share:.0%}" for share in row["acceptance_by_position"]) or "-",
-        *(f"{split[part]:.2f}" for part in ("draft", "verify", "wire")),
+        *(f"{split[part]:.2f}" for part in ("draft", "verify")),
+        f"{split['wire'] + split['coordinator']:.2f}",
         row["tokens_sha256"][:8],
     ]
 

@@ -57,6 +57,9 @@ class FakeLanes:
         self.speculator.step(LaneEvent.ENDED)
         self.restart()
 
+    def now(self) -> float:
+        return time.monotonic()
+
     def tell(self, lane: Lane, order: Any) -> None:
         lane.link.passed(order)
         self.sent.append(order)

@@ -6,6 +6,7 @@ happens next; toys are their models.
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -117,6 +118,9 @@ class FakeLanes:
     def all(self) -> list[Lane]:
         return [self.target, self.speculator]
 
+    def now(self) -> float:
+        return time.monotonic()
+
     def tell(self, lane: Lane, order: Any) -> None:
         worker = self.workers[lane.name]
         if worker.lane is lane:
@@ -174,8 +178,9 @@ def made_rounds(lanes: FakeLanes, setting: Setting) -> Rounds:
         Stats(),
         Controller(setting, adapts=False),
         1000,
-        lambda its: None,
-        lambda its, error: None,
+        say=lambda its, delta: None,
+        finish=lambda its: None,
+        fail=lambda its, error: None,
     )
     rounds.vocabulary = Vocabulary(SIZE, "")
     rounds.max_model_len = 256

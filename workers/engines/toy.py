@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ipc.messages import Vocabulary
 from ipc.toy import ToyParameters
@@ -37,6 +37,8 @@ _MASK64 = 0xFFFFFFFFFFFFFFFF
 _UNRELATED = 1
 _NEAR = 2
 _STATE_BITS = 64
+_OVERSLEPT = 0.0004
+"""Seconds: a sleeper may wake up so late."""
 
 
 class ToyModel:
@@ -86,11 +88,31 @@ class ToyModel:
         return logits
 
 
+class Clock(Protocol):
+    """Seconds, monotonic."""
+
+    def now(self) -> float: ...
+
+    def sleep_until(self, then: float) -> None: ...
+
+
+class RealClock:
+    def now(self) -> float:
+        return time.monotonic()
+
+    def sleep_until(self, then: float) -> None:
+        """As a device would take its time: to the point, and with the lane at work to the end."""
+        while (left := then - time.monotonic()) > 0:
+            if left > _OVERSLEPT:
+                time.sleep(left - _OVERSLEPT)
+
+
 class ToyEngine(Weightless):
     """Implements `workers.engines.engine.Engine`; a row of logits is held as its context's state."""
 
-    def __init__(self, spec: LaneSpec) -> None:
-        """`spec.model` holds the ToyParameters; `spec.max_model_len` 0 means all of `context`.
+    def __init__(self, spec: LaneSpec, clock: Clock | None = None) -> None:
+        """`spec.model` holds the ToyParameters; `spec.max_model_len` 0 means all of `context`. `clock`: by
+        which a step takes its time, if not by the real one.
 
         Raises ValueError if the parameters are wrong.
         """
@@ -102,12 +124,14 @@ class ToyEngine(Weightless):
         self._held: dict[int, list[int]] = {}
         self._forks: set[int] = set()
         self._plain_samples: dict[int, Sample] = {}
+        self._clock = clock or RealClock()
+        size = self.parameters.vocabulary
+        self._vocabulary = Vocabulary(size, hashlib.sha256(f"toy {size}".encode()).hexdigest())
 
     @property
     def vocabulary(self) -> Vocabulary:
         """All toys with equally many tokens share one vocabulary."""
-        size = self.parameters.vocabulary
-        return Vocabulary(size, hashlib.sha256(f"toy {size}".encode()).hexdigest())
+        return self._vocabulary
 
     @property
     def max_model_len(self) -> int:
@@ -147,7 +171,7 @@ class ToyEngine(Weightless):
 
     def forward(self, windows: Sequence[Window]) -> list[int]:
         """States of the wanted rows. Raises KeyError for an unknown sequence, ValueError for a bad window."""
-        started = time.monotonic()
+        started = self._clock.now()
         state, order = self.model.state, self.model.order
         states: list[int] = []
         for window in windows:
@@ -158,7 +182,8 @@ class ToyEngine(Weightless):
             if window.rows:
                 states.append(state(held))
         seconds = self.parameters.step_ms * 1e-3 + self.parameters.row_us * 1e-6 * len(states)
-        self._wait_until(started + seconds)
+        if seconds:
+            self._clock.sleep_until(started + seconds)
         return states
 
     def sample(self, rows: Sequence[int], draws: Sequence[Draw]) -> list[Sample]:
@@ -225,11 +250,6 @@ class ToyEngine(Weightless):
         self.pool.append(seq, tokens)
         held[start:] = tokens
         return held
-
-    @staticmethod
-    def _wait_until(deadline: float) -> None:
-        while (left := deadline - time.monotonic()) > 0:
-            time.sleep(left)
 
 
 def _probabilities(logits: Sequence[float], temperature: float) -> list[float]:
