@@ -91,10 +91,15 @@ class Accounting:
         stats.round_ns += total
         stats.draft_ns += draft
         stats.verify_ns += verify
-        rows = sum(outcome.drafted + 1 for outcome in done.outcomes)
-        tokens = sum(outcome.accepted + 1 for outcome in done.outcomes)
         stats.round_times.append(
-            RoundTime(total, draft, verify, wire, len(done.plan), rows, tokens, reads=done.reads)
+            RoundTime(
+                *(total, draft, verify, wire),
+                sequences=len(done.plan),
+                running=done.running,
+                rows=sum(outcome.drafted + 1 for outcome in done.outcomes),
+                tokens=sum(outcome.accepted + 1 for outcome in done.outcomes),
+                reads=done.reads,
+            )
         )
 
     def _watch_acceptance(self, drafted: int, accepted: int) -> None:

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from ipc.messages import DraftedItem, Prepared
 
 CATCH_UP_TOKENS = 512
-"""A speculator that knows less is first told this many at a time, while the target goes on without it."""
+"""A speculator that knows less, beyond what a verdict brings to each sequence, is first told this many at a
+time, while the target goes on without it."""
 PREPARE_NEWS = 64
 """No drafts are prepared where a speculator knows less by so many tokens: each branch would read them."""
 DRAFT_STRIKES = 3
@@ -81,6 +82,7 @@ class Order:
         self.asked = {each.request.seq: each for each in asked}
         self.amount = amount
         self.waited_until: float | None = None
+        self.cancelled = False
 
 
 class Drafting:
@@ -142,26 +144,29 @@ class Drafting:
                 if not step.drafted:
                     dialogue.drop(self._lanes, speculator, step.request)
 
-    def ask(self, plan: Sequence[Step], hypotheses: int, budget: int | None) -> None:
-        """Have drafts made for sequences that wait for theirs. The speculator is free.
+    def ask(
+        self, plan: Sequence[Step], hypotheses: int, budget: int | None, verified: Sequence[Step] = ()
+    ) -> None:
+        """Have drafts made for sequences that wait for theirs, and in the same batch what `prepare` would for
+        those that are being `verified`. The speculator is free.
 
-        `hypotheses`: so many verdicts on each draft it will be asked to guess. `budget`: guesses that there
-        is room for; what the speculator finds worth less is left out.
+        `hypotheses`: so many verdicts on each draft it is asked to guess, now or later. `budget`: guesses
+        that there is room for; what the speculator finds worth less is left out.
         """
         speculator = self._lanes.speculator
         assert speculator is not None, "there is one that is free"
         steps = _suspects_alone(self._without_foreign(speculator, [step for step in plan if step.k > 0]))
         if not steps or self._catch_up(speculator, [step.request for step in steps]):
             return
-        amount = work(
-            k=max(step.k for step in steps),
-            news=sum(dialogue.backlog(speculator, step.request) for step in steps),
-        )
+        news = sum(dialogue.backlog(speculator, step.request) for step in steps)
         asked = [Asked(its, its.gen, len(its.tokens), k, [], hypotheses) for its, k, *_ in steps]
         for step in steps:
             step.request.asked_len = len(step.request.tokens)
+        if not (speculator.spec.q_arena or any(step.request.draft_strikes for step in steps)):
+            asked += self._asked_ahead(speculator, verified, hypotheses)
+        amount = work(max(map(_steps, asked)), news)
         order = self._send(speculator, asked, amount, budget)
-        order.waited_until = self._lanes.now() + self._paces[speculator.spec].patience(amount)
+        order.waited_until = speculator.asked_at + self._paces[speculator.spec].patience(amount)
 
     def prepare(self, plan: Sequence[Step], hypotheses: int) -> None:
         """Have drafts made for verdicts that may come on the drafts of these sequences, which the target has.
@@ -170,6 +175,10 @@ class Drafting:
         """
         speculator = self._lanes.speculator
         assert speculator is not None, "there is one that is free"
+        if asked := self._asked_ahead(speculator, plan, hypotheses):
+            self._send(speculator, asked, amount=0)
+
+    def _asked_ahead(self, speculator: Lane, plan: Sequence[Step], hypotheses: int) -> list[Asked]:
         asked = [
             Asked(its, its.gen, len(its.tokens), k, its.draft.tokens, hypotheses)
             for its, k, *_ in plan
@@ -178,21 +187,23 @@ class Drafting:
         ]
         for each in asked:
             each.request.prepared_len = each.base_len
-        if asked:
-            self._send(speculator, asked, amount=0)
+        return asked
 
     def verdict_given(self, requests: Sequence[Request], *, hurry: bool) -> None:
         """What is being prepared for them is needed now; in a `hurry` as far as it has got."""
         order = self._order
-        if order is None or order.waited_until is not None or not order.speculator.serving:
+        if order is None or not order.speculator.serving:
             return
         asked = [its for its in requests if its.seq in order.asked]
         needed = any(its.finish_reason is None for its in asked)
-        if asked and (hurry or not needed):
+        others = order.waited_until is not None  # wait for it, too
+        if asked and (hurry or not (needed or others)):
             self._lanes.tell(order.speculator, Cancel(order.speculator.epoch, order.number))
-        if needed:
-            longest = max(asked.k for asked in order.asked.values())
-            patience = self._paces[order.speculator.spec].patience(work(longest, 0))
+            order.cancelled = True
+        if needed and not others:
+            patience = self._paces[order.speculator.spec].patience(
+                work(max(map(_steps, order.asked.values())), 0)
+            )
             order.waited_until = self._lanes.now() + patience
 
     def collect(self, vocabulary_size: int) -> None:
@@ -215,10 +226,10 @@ class Drafting:
             computed, took = reply.busy_ns / 1e9, speculator.answered_at - speculator.asked_at
             if order.waited_until is not None:
                 self._answers.append((speculator.asked_at, speculator.answered_at, computed))
-            if order.amount:
+            if order.amount and not order.cancelled:
                 self._paces[speculator.spec].note(order.amount, took)
                 # By how much was asked for: where drafts end early, that much costs less.
-                asked_for = max(asked.k for asked in order.asked.values())
+                asked_for = max(map(_steps, order.asked.values()))
                 self._made = Made(asked_for, computed, max(0.0, took - computed))
             coupled = speculator.spec.acceptance == "coupled"
             self._use(order, reply.items, vocabulary_size, coupled=coupled)
@@ -270,8 +281,8 @@ class Drafting:
 
     def _catch_up(self, speculator: Lane, requests: Sequence[Request]) -> bool:
         """Whether the speculator was behind and has now been told more. Nobody waits for it to read that."""
-        room = CATCH_UP_TOKENS
-        if sum(dialogue.backlog(speculator, request) for request in requests) <= room:
+        room, usual = CATCH_UP_TOKENS, speculator.spec.num_speculative_tokens + 1
+        if sum(max(0, dialogue.backlog(speculator, request) - usual) for request in requests) <= room:
             return False
         items, told = [], []
         for request in requests:
@@ -377,3 +388,8 @@ def _up_to_date(speculator: Lane, request: Request) -> bool:
     if request.draft_strikes or _foreign(speculator, request):
         return False
     return dialogue.backlog(speculator, request) <= PREPARE_NEWS
+
+
+def _steps(asked: Asked) -> int:
+    """Of the speculator: one more where verdicts are to be guessed."""
+    return asked.k + bool(asked.ahead)

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from ipc.messages import VerifiedItem, Vocabulary
 
 _IDLE_SECONDS = 60.0
+_PARTS_AT_MOST = 4
+"""What is verified by itself is no smaller than such a part of all sequences."""
 
 
 class Rounds:
@@ -105,6 +107,8 @@ class Rounds:
             self._running = len(running)
             plan = plan_round(running, self._limits(setting.k), seated)
             self._drafting.drop_others(plan)
+            if self._lanes.target.idle and not hold and setting.hypotheses and self._drafting.free:
+                self._go_ahead(plan, setting)
             self._draft(plan, setting)
             if self._lanes.target.idle and not hold:
                 until = min(until, self._verify(plan, setting))
@@ -134,16 +138,26 @@ class Rounds:
         if not self._drafting.free:
             return
         waiting = [step for step in plan if _needs_draft(step)]
+        verified: list[Step] = []
+        if setting.hypotheses:
+            held = {step.request.seq for step in plan if step.drafted}  # its seat may be another's meanwhile
+            verified = [step for step in self._verifying.plan if step.request.seq in held]
+            verified = prepared_plan(verified, self._limits(setting.k))
         if waiting:
             if setting.ubatches > 1:  # never more than half, so that the parts stay alike
                 waiting = waiting[: -(-len(plan) // 2)]
-            self._drafting.ask(waiting, setting.hypotheses, draft_budget(plan, self.verify_tokens))
-        elif setting.hypotheses:
-            held = {step.request.seq for step in plan if step.drafted}  # its seat may be another's meanwhile
-            verified = [step for step in self._verifying.plan if step.request.seq in held]
-            self._drafting.prepare(prepared_plan(verified, self._limits(setting.k)), setting.hypotheses)
+            budget = draft_budget(plan, self.verify_tokens)
+            self._drafting.ask(waiting, setting.hypotheses, budget, verified)
+        elif verified:
+            self._drafting.prepare(verified, setting.hypotheses)
 
     # ------------------------------------------------------------ verify
+
+    def _go_ahead(self, plan: Sequence[Step], setting: Setting) -> None:
+        """Verify those whose verdicts were guessed, if the others' drafts are not worth waiting for."""
+        ready = [step for step in plan if not _needs_draft(step)]
+        if 0 < len(ready) < len(plan) and not self._waits(ready, len(plan) - len(ready), setting):
+            self._order(ready, setting)
 
     def _verify(self, plan: Sequence[Step], setting: Setting) -> float:
         """Returns until when to wait if nothing is to be verified yet."""
@@ -153,18 +167,21 @@ class Rounds:
         missing = len(plan) - len(ready)
         if not ready or (missing and self._waits(ready, missing, setting)):
             return until
+        self._order(ready, setting)
+        return self._lanes.now() + _IDLE_SECONDS
+
+    def _order(self, ready: Sequence[Step], setting: Setting) -> None:
         self._fit(ready)
         self._stats.missed += sum(_missed(step) for step in ready)
         self._answered = all(step.request.draft is not None for step in ready)
         self._verifying.ask(ready)
         self._setting = setting
         self._wait = self._drafting.wait_since(self._idle_since)
-        return self._lanes.now() + _IDLE_SECONDS
 
     def _waits(self, ready: Sequence[Step], missing: int, setting: Setting) -> bool:
         """Whether those that are ready are to wait for the drafts of others."""
-        if setting.ubatches > 1:
-            return False
+        if setting.ubatches > 1:  # a splinter would be a third part, for which both lanes have to wait
+            return _PARTS_AT_MOST * len(ready) < len(ready) + missing
         drafted = sum(step.request.draft is not None for step in ready)
         return setting.hypotheses == 0 or self._controller.worth_waiting(drafted, missing)
 

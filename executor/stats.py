@@ -15,8 +15,8 @@ class RoundTime(NamedTuple):
     """One round, in nanoseconds. draft: what the speculator computed while the target waited for it; verify:
     what the target computed; wire: how much longer both took to answer. The rest is the coordinator's.
 
-    rows: logit rows that the target ran. tokens: how many were committed, of all sequences. reads: whether it
-    ran history, too.
+    sequences: so many were verified of those that were running. rows: logit rows that the target ran. tokens:
+    how many were committed, of all sequences. reads: whether it ran history, too.
     """
 
     total: int
@@ -24,6 +24,7 @@ class RoundTime(NamedTuple):
     verify: int
     wire: int
     sequences: int
+    running: int
     rows: int
     tokens: int
     reads: bool

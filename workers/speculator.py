@@ -1,8 +1,7 @@
 """The speculator lane: keep the histories current, ask the speculator for proposals.
 
-What an order asks for is done in turn: drafts of sequences that wait for one; then, for drafts that are being
-verified, a step from the end of each, by which verdicts are guessed; then a draft for each of those verdicts,
-all in one batch.
+For drafts that are being verified, a step from the end of each comes first, by which verdicts are guessed.
+Then come, all in one batch, a draft for each of those verdicts and those of sequences that wait for one.
 """
 
 from __future__ import annotations
@@ -60,6 +59,14 @@ class News(NamedTuple):
 
     sequence: LaneSequence
     rows: Sequence[tuple[int, Tensor]] = ()
+
+
+class Outlook(NamedTuple):
+    """A verdict that may come on an item's draft: the branch in which it has, and what is asked there."""
+
+    item: DraftItem
+    branch: Branch
+    ask: Ask
 
 
 class Speculator(Protocol):
@@ -156,25 +163,26 @@ class SpeculatorLane:
         width = q_rows.width(self._q_form, most, self.served.vocabulary.size, arena=bool(arena))
         self._drawing = partial(DrawnFrom, width, QPlacing(self.plane, arena).place)
         waiting = [item for item in items if not item.ahead]
-        drafted = self._draft_now(waiting, sequences, budget, cancelled) if waiting else []
         verified = [item for item in items if item.ahead]
-        return drafted + (self._prepare(verified, sequences, cancelled) if verified else [])
-
-    def _draft_now(
-        self,
-        items: Sequence[DraftItem],
-        sequences: dict[int, LaneSequence],
-        budget: int | None,
-        cancelled: Callable[[], bool],
-    ) -> list[DraftedItem]:
-        scarce = budget is not None and sum(item.k for item in items) > budget
+        scarce = budget is not None and sum(item.k for item in waiting) > budget
         asks = [
             self._ask(sequences[item.seq], item.k, scarce=scarce, others=item.hypotheses > 1)
-            for item in items
+            for item in waiting
         ]
-        proposals = self._speculator.propose(asks, cancelled)
+        branches, broken = self._guess_verdicts(verified, len(waiting), sequences, cancelled)
+        proposals = self._speculator.propose([*asks, *(branch.ask for branch in branches)], cancelled)
+        answers = self._drafted(waiting, asks, proposals[: len(asks)], budget if scarce else None)
+        return answers + self._prepared(verified, branches, proposals[len(asks) :], broken)
+
+    def _drafted(
+        self,
+        items: Sequence[DraftItem],
+        asks: Sequence[Ask],
+        proposals: Sequence[list[int] | None],
+        budget: int | None,
+    ) -> list[DraftedItem]:
         worths: Sequence[int | None] = [None] * len(items)
-        if scarce and budget is not None:
+        if budget is not None:
             lengths = [len(tokens or ()) for tokens in proposals]
             worths = capacities(lengths, [ask.confidences or () for ask in asks], budget)
         answers = []
@@ -191,15 +199,19 @@ class SpeculatorLane:
             )
         return answers
 
-    def _prepare(
+    def _guess_verdicts(
         self,
         items: Sequence[DraftItem],
+        others: int,
         sequences: dict[int, LaneSequence],
         cancelled: Callable[[], bool],
-    ) -> list[DraftedItem]:
-        """Guess verdicts, and draft after each of them."""
+    ) -> tuple[list[Outlook], set[int]]:
+        """A branch for each verdict that is likely, of so many as there is memory for beside the drafts of
+        `others`; and the sequences whose logits are no numbers."""
+        if not items:
+            return [], set()
         growth = max(sequences[item.seq].unseen + len(item.ahead) + 1 + item.k for item in items)
-        room = self._speculator.room(growth) - len(items)
+        room = self._speculator.room(growth) - len(items) - others
         known = {item.seq: self._branches.begin(sequences[item.seq], item.ahead) for item in items}
         ends: dict[int, Branch] = {}
         if room > 0:
@@ -215,7 +227,7 @@ class SpeculatorLane:
                 broken.add(seq)
             elif tokens:
                 known[seq] = known[seq][0], [tokens[0], *(ask.others or [[]])[0]]
-        branches: list[tuple[DraftItem, Branch, Ask]] = []
+        outlooks: list[Outlook] = []
         for index, item in enumerate(items):
             # Where there is not room for all, each gets its share: a round waits for all drafts.
             share = max(0, room) // (len(items) - index)
@@ -227,12 +239,21 @@ class SpeculatorLane:
                 branch = self._branches.fork(sequences[item.seq], assumed, source)
                 room -= 1
                 ask = self._ask(branch.sequence, item.k, others=item.hypotheses > 1)
-                branches.append((item, branch, ask))
+                outlooks.append(Outlook(item, branch, ask))
         for seq, end in ends.items():
             self._branches.drop(sequences[seq], end)
-        proposals = self._speculator.propose([ask for *_, ask in branches], cancelled)
+        return outlooks, broken
+
+    def _prepared(
+        self,
+        items: Sequence[DraftItem],
+        outlooks: Sequence[Outlook],
+        proposals: Sequence[list[int] | None],
+        broken: set[int],
+    ) -> list[DraftedItem]:
+        """`broken` as in `_guess_verdicts`."""
         prepared: dict[int, list[Prepared]] = {item.seq: [] for item in items}
-        for (item, branch, ask), tokens in zip(branches, proposals, strict=True):
+        for (item, branch, ask), tokens in zip(outlooks, proposals, strict=True):
             branch.trail = _trail(ask, tokens)
             if tokens is None:
                 broken.add(item.seq)

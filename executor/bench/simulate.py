@@ -6,7 +6,6 @@ formula says then differ by what scheduling costs.
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,11 +14,10 @@ from executor.bench.ceiling import Counters
 from executor.config import Config, Timeouts
 from executor.llm import LLM
 from executor.model import prepare
-from executor.request import Acceptance
 from executor.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from executor.setting import Mode, Setting
     from executor.stats import RoundTime
@@ -50,20 +48,29 @@ class Plan:
 
 
 def measure(plan: Plan) -> dict[str, Any]:
-    """Tokens per target step and sequence, the median of several runs, and what the formula says; the same in
+    """Tokens per target step and sequence, of several runs together, and what the formula says; the same in
     virtual time, where only the steps of lanes take any. Raises ValueError for toys that cannot be.
     """
     config = _config(plan)
     with LLM(config) as llm:
         _run(llm, plan, _WARM_UP_TOKENS)
-        before, acceptance, rounds = Counters.of(llm), Acceptance(), []
+        before, rounds = Counters.of(llm), []
         for _ in range(plan.repeat):
-            acceptance.add(_run(llm, plan, plan.new_tokens))
-            rounds.append(_round_ms(llm.coordinator.stats.round_times))
+            _run(llm, plan, plan.new_tokens)
+            rounds += _steady(llm.coordinator.stats.round_times)
         counters = Counters.of(llm).since(before)
         setting = llm.coordinator.controller.current
-    real = _result(plan, setting, acceptance, statistics.median(rounds), counters.hits, counters.misses)
-    return {"mode": plan.mode, "batch": plan.batch, **real, "virtual": _virtual(plan, config)}
+    real = _result(plan, setting, rounds, counters.hits, counters.misses)
+    return {"mode": plan.mode, "batch": plan.batch, **real, "virtual": in_virtual_time(plan)}
+
+
+def in_virtual_time(plan: Plan) -> dict[str, Any]:
+    config = _config(plan)
+    specs = prepare(config, lambda text: None).specs
+    run = virtual.run(
+        specs, config.setting, adapts=config.adapts, batch=plan.batch, new_tokens=plan.new_tokens
+    )
+    return _result(plan, run.setting, _steady(run.round_times), run.hits, run.misses)
 
 
 def _config(plan: Plan) -> Config:
@@ -83,36 +90,38 @@ def _config(plan: Plan) -> Config:
     )
 
 
-def _virtual(plan: Plan, config: Config) -> dict[str, Any]:
-    specs = prepare(config, lambda text: None).specs
-    done = virtual.run(
-        specs, config.setting, adapts=config.adapts, batch=plan.batch, new_tokens=plan.new_tokens
-    )
-    stats = done.stats
-    return _result(
-        plan, done.setting, stats.acceptance, _round_ms(stats.round_times), stats.hits, stats.misses
-    )
+def _steady(round_times: Iterable[RoundTime]) -> list[RoundTime]:
+    """Those while all sequences run, without the first ones, in which lanes hear of them; all, if these are
+    few."""
+    times = list(round_times)
+    most = max(time.running for time in times)
+    together = [time for time in times if time.running == most and not time.reads]
+    drafts = (i for i, time in enumerate(together) if time.rows > time.sequences)
+    return together[next(drafts, 0) + _WARM_UP_ROUNDS :] or times
 
 
 def _result(
-    plan: Plan, setting: Setting, acceptance: Acceptance, round_ms: float, hits: int, misses: int
+    plan: Plan, setting: Setting, rounds: Sequence[RoundTime], hits: int, misses: int
 ) -> dict[str, Any]:
     hit = hits / (hits + misses) if hits + misses else 0.0
     if plan.mode == "off":
         setting = setting._replace(k=0)
-    parts = 2 if setting.ubatches == 2 and plan.batch > 1 else 1
-    measured = acceptance.length * plan.target_ms / (parts * round_ms)
-    says = formula(plan, setting, acceptance.length, hit)
+    tokens, verdicts, nanoseconds = (
+        sum(getattr(time, part) for time in rounds) for part in ("tokens", "sequences", "total")
+    )
+    length = tokens / verdicts
+    measured = tokens / plan.batch * plan.target_ms / (nanoseconds / 1e6)
+    says = formula(plan, setting, length, hit)
     return {
         "k": setting.k,
         "n": setting.hypotheses,
         "ubatches": setting.ubatches,
-        "acceptance_length": round(acceptance.length, 4),
+        "acceptance_length": round(length, 4),
         "hit_rate": round(hit, 4) if hits + misses else None,
         "tokens_per_step": round(measured, 4),
         "formula": round(says, 4),
         "share": round(measured / says, 4),
-        "ceiling": round(acceptance.length / max(1.0, setting.k * plan.draft_ms / plan.target_ms), 4),
+        "ceiling": round(length / max(1.0, setting.k * plan.draft_ms / plan.target_ms), 4),
     }
 
 
@@ -123,34 +132,25 @@ def formula(plan: Plan, setting: Setting, length: float, hit: float) -> float:
     guessed, all wait for drafts only if one verdict of the batch was not, and no draft is ready before it is
     made; or those whose verdict was not guessed sit out a round, if that costs less. With two ubatches each
     lane has one in turn, and a round of both takes what the busier lane needs, or one ubatch needs for both
-    of its steps.
+    of its steps; where verdicts are guessed, nobody waits for drafts, which end when they are needed.
     """
     c = plan.draft_ms / plan.target_ms
     draft = setting.k * c
-    if setting.ubatches == 2 and plan.batch > 1:
-        return length / max(2 * max(1.0, draft), 1 + draft)
+    parts = setting.ubatches == 2 and plan.batch > 1
     if setting.hypotheses == 0:
-        return length / (1 + draft)
+        return length / (max(2 * max(1.0, draft), 1 + draft) if parts else 1 + draft)
+    if parts:
+        return length / (1 + (1 - hit))
     late = max(0.0, (setting.k + 1) * c - 1)  # one step from the end of the draft, then K
     every = hit**plan.batch
     waits = 1 + every * late + (1 - every) * (draft + min(late, c))
     return length / (waits if plan.batch == 1 else min(waits, 1 + late + (1 - hit)))
 
 
-def _run(llm: LLM, plan: Plan, new_tokens: int) -> Acceptance:
+def _run(llm: LLM, plan: Plan, new_tokens: int) -> None:
     llm.coordinator.stats.round_times.clear()
     params = [
         SamplingParams(temperature=0.0, seed=i, max_tokens=new_tokens, ignore_eos=True)
         for i in range(plan.batch)
     ]
-    acceptance = Acceptance()
-    for completion in llm.generate([f"prompt {i}" for i in range(plan.batch)], params, progress=False):
-        acceptance.add(completion.acceptance)
-    return acceptance
-
-
-def _round_ms(round_times: Iterable[RoundTime]) -> float:
-    """The mean round while all sequences ran; at the end some are done before others."""
-    times = list(round_times)[_WARM_UP_ROUNDS:]
-    most = max(time.sequences for time in times)
-    return statistics.fmean(time.total for time in times if time.sequences == most) / 1e6
+    llm.generate([f"prompt {i}" for i in range(plan.batch)], params, progress=False)

@@ -33,8 +33,8 @@ from ipc.messages import Cancel, Close, Draft, Drafted, Open, Ready, SamplingSpe
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from executor.request import Acceptance
     from executor.setting import Setting
+    from executor.stats import RoundTime
     from ipc.messages import LaneSpec, Order
 
 _PATIENCE = 1e6
@@ -135,14 +135,17 @@ class VirtualLanes:
 
 
 class Run(NamedTuple):
-    stats: Stats
+    """`setting`: the last one. hits, misses: verdicts that were guessed, and that were not."""
+
+    round_times: list[RoundTime]
     setting: Setting
-    """The last one."""
-    acceptance: Acceptance
+    hits: int
+    misses: int
 
 
 def run(specs: Sequence[LaneSpec], setting: Setting, *, adapts: bool, batch: int, new_tokens: int) -> Run:
-    """Decode so many tokens of each of `batch` sequences by toys of these specs, the target's first.
+    """Decode so many tokens of each of `batch` sequences by toys of these specs, the target's first; twice,
+    of which the second time counts.
 
     setting, adapts: see Controller. Raises ValueError for specs that are wrong.
     """
@@ -150,7 +153,7 @@ def run(specs: Sequence[LaneSpec], setting: Setting, *, adapts: bool, batch: int
     lanes: Any = VirtualLanes(specs, clock)  # all that rounds need of lanes
     controller = Controller(setting, adapts=adapts)
     stats = Stats()
-    running = [_request(seq, new_tokens) for seq in range(batch)]
+    running: list[Request] = []
 
     def finish(request: Request) -> None:
         dialogue.forget(lanes, request)
@@ -165,14 +168,20 @@ def run(specs: Sequence[LaneSpec], setting: Setting, *, adapts: bool, batch: int
     )
     ready = lanes.target.ready
     rounds.vocabulary, rounds.max_model_len = ready.vocabulary, ready.max_model_len
-    while running:
-        rounds.turn(running, None, hold=False)
+    for first in (0, batch):
+        stats.round_times.clear()
+        hits, misses = stats.hits, stats.misses
+        running += [_request(seq, new_tokens) for seq in range(first, first + batch)]
+        while running:
+            rounds.turn(running, None, hold=False)
+            rounds.account()
+            if not clock.advance():
+                raise RuntimeError("no lane has anything to do, and sequences are left")
+            rounds.collect()
         rounds.account()
-        if not clock.advance():
-            raise RuntimeError("no lane has anything to do, and sequences are left")
-        rounds.collect()
-    rounds.account()
-    return Run(stats, controller.current, stats.acceptance)
+        while clock.advance():  # what nobody waits for any more
+            rounds.collect()
+    return Run(list(stats.round_times), controller.current, stats.hits - hits, stats.misses - misses)
 
 
 def _serving(spec: LaneSpec, served: Any) -> Lane:

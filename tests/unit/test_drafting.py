@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, NamedTuple
 
 import msgspec
@@ -43,7 +42,7 @@ class FakeLanes:
         self.sent: list[Any] = []
         self.answer: Any = None
         self.deadly: int | None = None
-        self.now = 0.0
+        self.clock = 0.0
         self.patience: list[float] = []
         self.restart()
 
@@ -58,7 +57,7 @@ class FakeLanes:
         self.restart()
 
     def now(self) -> float:
-        return time.monotonic()
+        return self.clock
 
     def tell(self, lane: Lane, order: Any) -> None:
         lane.link.passed(order)
@@ -67,7 +66,7 @@ class FakeLanes:
     def ask(self, lane: Lane, order: Draft) -> None:
         """Answered at once, if it is answered."""
         lane.in_flight, lane.reply = order.order, None
-        lane.asked_at = self.now
+        lane.asked_at = self.clock
         self.tell(lane, order)
         silent = self.deadly is None or self.deadly in [item.seq for item in order.items]
         if isinstance(self.answer, NoReply) and silent:
@@ -81,8 +80,8 @@ class FakeLanes:
         """The speculator answers its last order."""
         lane, order = self.speculator, self.orders()[-1]
         make = self.answer if callable(self.answer) else honest
-        self.now += after
-        lane.answered_at = self.now
+        self.clock += after
+        lane.answered_at = self.clock
         lane.reply = Drafted(lane.epoch, order.order, [make(item) for item in order.items], 7)
         lane.in_flight = None
         lane.link.state = LinkState.IDLE
@@ -113,7 +112,7 @@ class Bench:
             its.draft, its.asked_len = None, 0
         plan = [Step(its, k if its.speculate else 0) for its in self.requests]
         if self.drafting.free:
-            began = time.monotonic()
+            began = self.lanes.now()
             self.drafting.ask(plan, 0, None)
             self.lanes.patience.append(self.drafting.waited_until - began)
             self.drafting.collect(SIZE)

@@ -128,7 +128,7 @@ class FakeLanes:
             worker.orders.append(order)
 
     def ask(self, lane: Lane, order: Any) -> None:
-        lane.in_flight, lane.reply = order.order, None
+        lane.in_flight, lane.reply, lane.asked_at = order.order, None, self.now()
         self.tell(lane, order)
 
     def take(self, lane: Lane) -> Any:

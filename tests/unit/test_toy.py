@@ -212,19 +212,23 @@ def test_probabilities_are_those_of_the_logits():
     assert sum(probabilities) == pytest.approx(1.0)
 
 
-def test_a_step_lasts_until_its_deadline(monkeypatch):
+def test_a_step_lasts_until_its_deadline_and_is_awake_at_its_end(monkeypatch):
     clock = SimpleNamespace(now=100.0, slept=[])
 
     def sleep(seconds):
         clock.slept.append(seconds)
         clock.now += seconds / 2 if len(clock.slept) == 1 else seconds  # the first sleep ends early
 
-    monkeypatch.setattr(toy, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep))
+    def monotonic():
+        clock.now += 1e-5
+        return clock.now
+
+    monkeypatch.setattr(toy, "time", SimpleNamespace(monotonic=monotonic, sleep=sleep))
     slow = engine("step_ms=8,row_us=1000")
     slow.open(0)
     slow.forward([Window(0, 0, [1, 2, 3], 2)])
-    assert clock.now == pytest.approx(100.010)
-    assert clock.slept == pytest.approx([0.010, 0.005])
+    assert clock.now == pytest.approx(100.010, abs=3e-5)
+    assert clock.slept == pytest.approx([0.0096, 0.0048], abs=3e-5)
 
 
 def test_greedy_text_is_the_same_with_any_draft():
