@@ -24,11 +24,14 @@ def simulate(
     hypotheses: o.Hypotheses = None,
     ubatches: o.Ubatches = None,
     new_tokens: Annotated[int, typer.Option(help="Tokens of each sequence.", metavar="N")] = 200,
-    repeat: Annotated[int, typer.Option(help="Runs; the median counts.", metavar="R")] = 3,
+    repeat: Annotated[int, typer.Option(help="Runs; all count together.", metavar="R")] = 3,
     as_json: o.Json = False,
     verbose: o.Verbose = False,
 ) -> None:
-    """Tokens per target step with simulated lanes, and what the formula says."""
+    """Tokens per target step with simulated lanes, and what the formula says.
+
+    Twice: with lanes that are processes, in real time; and in virtual time, where only their steps take any.
+    """
     log_to_stderr(verbose=verbose)
     from executor.bench.simulate import Plan, measure
     from executor.setting import Mode
@@ -72,6 +75,8 @@ def _show(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*result, box=None)
-    table.add_row(*("-" if value is None else str(value) for value in result.values()))
+    table = Table("time", *(name for name in result if name != "virtual"), box=None)
+    for time, figures in (("real", result), ("virtual", result | result["virtual"])):
+        shown = [value for name, value in figures.items() if name != "virtual"]
+        table.add_row(time, *("-" if value is None else str(value) for value in shown))
     Console().print(table)

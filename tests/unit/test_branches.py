@@ -95,3 +95,34 @@ def test_one_that_is_closed_takes_its_branches_along():
     lane.prepare((0, 70, ahead))
     lane.lane.close([0])
     assert lane.free == 100
+
+
+@pytest.mark.parametrize("blocks", [200, 12])
+def test_drafts_and_what_is_prepared_come_in_one_order_as_they_would_in_two(blocks):
+    answers = []
+    for together in (True, False):
+        lane = Lane(blocks=blocks)
+        lane.open(0, 70)
+        lane.open(1, 70)
+        (ahead,) = lane.draft((0, 70))
+        waits = DraftItem(1, 0, 70, [], K, hypotheses=MANY)
+        verified = DraftItem(0, 0, 70, [], K, ahead=ahead, hypotheses=3)
+        orders = [[waits, verified]] if together else [[waits], [verified]]
+        answers.append([item for order in orders for item in lane.lane.draft(order)])
+    assert answers[0] == answers[1]
+    assert len(answers[0][0].tokens) == K
+    assert answers[0][1].prepared
+
+
+def test_one_batch_of_both_takes_one_step_more_than_drafts_alone():
+    lane = Lane(blocks=200)
+    lane.open(0, 70)
+    lane.open(1, 70)
+    (ahead,) = lane.draft((0, 70))
+    passes = []
+    forward = lane.engine.forward
+    lane.engine.forward = lambda windows: passes.append(len(windows)) or forward(windows)
+    waits = DraftItem(1, 0, 70, [], K, hypotheses=MANY)
+    verified = DraftItem(0, 0, 70, [], K, ahead=ahead, hypotheses=3)
+    lane.lane.draft([waits, verified])
+    assert passes == [1, 4, 4, 4, 4, 4]
