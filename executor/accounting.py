@@ -68,16 +68,11 @@ class Accounting:
         self.collapse: Collapse | None = None
 
     def note(self, done: Ended) -> None:
-        drafted, accepted = (
-            (sum(parts) for parts in zip(*done.outcomes, strict=True)) if done.outcomes else (0, 0)
-        )
-        self._watch_acceptance(drafted, accepted)
         self._count(done)
         if self._trace is not None:
-            self._draw(self._trace, done, drafted, accepted)
-        if not done.reads and len(done.outcomes) == len(
-            done.plan
-        ):  # what is read once says nothing of what comes
+            self._draw(self._trace, done)
+        if not done.reads and len(done.outcomes) == len(done.plan):
+            # What is read once says nothing of what comes.
             self._tell_controller(done)
 
     def _count(self, done: Ended) -> None:
@@ -102,18 +97,20 @@ class Accounting:
             )
         )
 
-    def _watch_acceptance(self, drafted: int, accepted: int) -> None:
+    def watch_acceptance(self, outcomes: Sequence[Outcome]) -> None:
+        """Of a round, before anything is asked of a speculator that may have to start again."""
         speculator = self._lanes.speculator
         if self.collapse is None or speculator is None or speculator.engine in ("ngram", "suffix"):
             return  # what a lookup is worth hangs on the text, and starting it again changes nothing
         stood = bool(self.collapse.alarm)
-        restart = self.collapse.note(speculator.epoch, drafted, accepted)
+        restart = self.collapse.note(speculator.epoch, *_totals(outcomes))
         if self.collapse.alarm and not stood:
             record(WARNING, "acceptance_collapsed", epoch=speculator.epoch, reason=self.collapse.alarm)
         if restart and speculator.serving:
             self._lanes.supervisor.take_down(speculator, self.collapse.alarm)
 
-    def _draw(self, trace: Trace, done: Ended, drafted: int, accepted: int) -> None:
+    def _draw(self, trace: Trace, done: Ended) -> None:
+        drafted, accepted = _totals(done.outcomes)
         what = {"sequences": len(done.plan), "drafted": drafted, "accepted": accepted}
         answered = done.asked + done.busy + done.wire
         trace.work("target", "verify", done.asked, answered, done.busy, **what)
@@ -150,3 +147,8 @@ class Accounting:
         )
         self._controller.note(round_, done.ended)
         self._stats.hypotheses = self._controller.current.hypotheses
+
+
+def _totals(outcomes: Sequence[Outcome]) -> tuple[int, int]:
+    """Tokens drafted, and accepted."""
+    return sum(outcome.drafted for outcome in outcomes), sum(outcome.accepted for outcome in outcomes)

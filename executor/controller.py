@@ -148,7 +148,9 @@ class Controller:
             for outcome in done.outcomes:
                 # What is prepared can be cut short; what is waited for ends where its speculator wants.
                 costs.judged(outcome, outcome.drafted if done.setting.hypotheses else done.setting.k)
-        if self._adapts and (sequences == done.running or done.setting.ubatches == 2):
+        # Where verdicts are guessed or parts take turns, few rounds have all sequences.
+        several = done.setting.hypotheses > 0 or done.setting.ubatches == 2
+        if self._adapts and (sequences == done.running or several):
             self._judge(done, now)
             self._look(done.running, now)
 
@@ -188,6 +190,8 @@ class Controller:
         if self.costs.known and done.answered:
             # Rounds differ by luck in what is accepted, which is in the figures already: compare times.
             promised = self._seconds(done.setting, sequences)
+            if done.setting.ubatches == 1:  # with two, that is of a part
+                promised *= len(done.outcomes) / sequences
             if done.total > 0:
                 self._kept.setdefault(kind, Mean(1.0, 0.9)).note(min(2.0, promised / done.total))
         if done.setting == self._trial:

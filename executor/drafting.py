@@ -122,8 +122,12 @@ class Drafting:
         return order.waited_until or 0.0
 
     def wait_since(self, then: float) -> Wait:
-        """How much of the time since then, monotonic, went by in waiting for drafts; told once."""
+        """How much of the time since then, monotonic, went by in waiting for drafts, if in vain; told
+        once."""
         answers, self._answers = self._answers, []
+        if self._order is not None and self._order.waited_until:  # and it is not waited for any longer
+            now = min(self._lanes.now(), self._order.waited_until)
+            answers.append((self._order.speculator.asked_at, now, 0.0))
         seconds = computed = 0.0
         for asked, answered, busy in answers:
             waited = max(0.0, answered - max(asked, then))
@@ -194,10 +198,10 @@ class Drafting:
         order = self._order
         if order is None or not order.speculator.serving:
             return
-        asked = [its for its in requests if its.seq in order.asked]
+        asked = [its for its in requests if its.seq in order.asked and order.asked[its.seq].ahead]
         needed = any(its.finish_reason is None for its in asked)
         others = order.waited_until is not None  # wait for it, too
-        if asked and (hurry or not (needed or others)):
+        if asked and not order.cancelled and (hurry or not (needed or others)):
             self._lanes.tell(order.speculator, Cancel(order.speculator.epoch, order.number))
             order.cancelled = True
         if needed and not others:
@@ -224,16 +228,19 @@ class Drafting:
             if self._trace is not None:
                 self._draw(self._trace, order, reply)
             computed, took = reply.busy_ns / 1e9, speculator.answered_at - speculator.asked_at
-            if order.waited_until is not None:
+            if order.waited_until:
                 self._answers.append((speculator.asked_at, speculator.answered_at, computed))
             if order.amount and not order.cancelled:
                 self._paces[speculator.spec].note(order.amount, took)
+            if order.amount and not any(asked.ahead for asked in order.asked.values()):
                 # By how much was asked for: where drafts end early, that much costs less.
                 asked_for = max(map(_steps, order.asked.values()))
                 self._made = Made(asked_for, computed, max(0.0, took - computed))
             coupled = speculator.spec.acceptance == "coupled"
             self._use(order, reply.items, vocabulary_size, coupled=coupled)
         elif owes:
+            if order.waited_until:
+                self._answers.append((speculator.asked_at, self._lanes.now(), 0.0))
             requests = [asked.request for asked in order.asked.values()]
             self._strike([request for request in requests if request.finish_reason is None])
 
@@ -286,9 +293,12 @@ class Drafting:
             return False
         items, told = [], []
         for request in requests:
-            take = min(dialogue.backlog(speculator, request), room)
+            backlog = dialogue.backlog(speculator, request)
+            excess = min(max(0, backlog - usual), room)
+            take = min(backlog, usual + excess)
             if take == 0:
                 continue
+            room -= excess
             length = speculator.told.get(request.seq, 0) + take
             if request.seq not in speculator.told:
                 dialogue.open_at(self._lanes, speculator, request, length)
@@ -296,7 +306,6 @@ class Drafting:
                 DraftItem(request.seq, request.gen, length, dialogue.news(speculator, request, length), k=0)
             )
             told.append(Asked(request, request.gen, length, 0, [], 0))
-            room -= take
         number = next(dialogue.order_numbers)
         self._order = Order(speculator, number, told, amount=0)
         self._order.waited_until = 0.0

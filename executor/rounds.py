@@ -216,6 +216,7 @@ class Rounds:
                 draft, verdict = request.draft or NO_GUESSES, verdicts.items[request.seq]
                 self._commit(request, draft.tokens, verdict)
                 outcomes.append(Outcome(len(draft.tokens), verdict.n_accepted))
+        self.accounting.watch_acceptance(outcomes)
         hurry = not self._controller.worth_finishing(len(plan))
         self._drafting.verdict_given([step.request for step in plan], hurry=hurry)
         self._ended = Ended(

@@ -169,7 +169,7 @@ class SpeculatorLane:
             self._ask(sequences[item.seq], item.k, scarce=scarce, others=item.hypotheses > 1)
             for item in waiting
         ]
-        branches, broken = self._guess_verdicts(verified, len(waiting), sequences, cancelled)
+        branches, broken = self._guess_verdicts(verified, waiting, sequences, cancelled)
         proposals = self._speculator.propose([*asks, *(branch.ask for branch in branches)], cancelled)
         answers = self._drafted(waiting, asks, proposals[: len(asks)], budget if scarce else None)
         return answers + self._prepared(verified, branches, proposals[len(asks) :], broken)
@@ -202,16 +202,16 @@ class SpeculatorLane:
     def _guess_verdicts(
         self,
         items: Sequence[DraftItem],
-        others: int,
+        waiting: Sequence[DraftItem],
         sequences: dict[int, LaneSequence],
         cancelled: Callable[[], bool],
     ) -> tuple[list[Outlook], set[int]]:
         """A branch for each verdict that is likely, of so many as there is memory for beside the drafts of
-        `others`; and the sequences whose logits are no numbers."""
+        those that are `waiting`; and the sequences whose logits are no numbers."""
         if not items:
             return [], set()
-        growth = max(sequences[item.seq].unseen + len(item.ahead) + 1 + item.k for item in items)
-        room = self._speculator.room(growth) - len(items) - others
+        growth = max(sequences[item.seq].unseen + len(item.ahead) + 1 + item.k for item in (*items, *waiting))
+        room = self._speculator.room(growth) - len(items) - len(waiting)
         known = {item.seq: self._branches.begin(sequences[item.seq], item.ahead) for item in items}
         ends: dict[int, Branch] = {}
         if room > 0:

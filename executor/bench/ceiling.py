@@ -116,7 +116,7 @@ def report(runs: Sequence[Occupancy], alone: Alone, plain: Alone | None) -> dict
     parts = setting.ubatches if last.batch > 1 else 1
     step = last.draft_step if setting.k else 0.0
     times = [time for run in runs for time in run.decoding]
-    total = sum(time.total for time in times) / 1e9 or 1.0
+    total = sum(time.total for time in times) / 1e9
     verify = sum(alone.at(time.rows) for time in times)
     # A part of the sequences at a time costs more than all at once.
     ideal = sum(max(setting.k * (step or 0.0), alone.at(parts * time.rows)) / parts for time in times)
@@ -132,7 +132,7 @@ def report(runs: Sequence[Occupancy], alone: Alone, plain: Alone | None) -> dict
     steps = sum(plain.at(time.sequences) for time in times) if plain else 0.0
     known = step is not None and setting.k > 0 and steps > 0
     return {
-        "ceiling_share": round(min(1.0, ideal / total), 4),
+        "ceiling_share": round(min(1.0, ideal / total), 4) if total else None,
         "ceiling_tok_s": round(tokens / max(1e-9, seconds - max(0.0, total - ideal)), 3),
         "hit_rate": round(hits / (hits + misses), 4) if hits + misses else None,
         "c": round(len(times) * (step or 0.0) / steps, 4) if known else None,
@@ -140,5 +140,5 @@ def report(runs: Sequence[Occupancy], alone: Alone, plain: Alone | None) -> dict
         "k": setting.k,
         "n": setting.hypotheses,
         "busy": busy,
-        "loss": {part: round(lost / total, 4) for part, lost in loss.items()},
+        "loss": {part: round(lost / total, 4) if total else 0.0 for part, lost in loss.items()},
     }

@@ -241,7 +241,7 @@ def _rows(plan: Plan, runs: dict[Variant, list[Run]]) -> list[dict[str, Any]]:
         turns = several if variant == OFF else runs.get(variant._replace(mode="sequential"), several)
         seen = [run.occupancy for run in several]
         plain = Alone([run.occupancy for run in runs.get(OFF, [])])
-        occupied = report(seen, Alone([run.occupancy for run in turns]), plain)
+        occupied = report(seen, Alone([run.occupancy for run in turns]) or Alone(seen), plain)
         rows.append(_row(plan, variant, runs, medians[variant], medians.get(OFF)) | occupied)
     return rows
 

@@ -15,11 +15,12 @@ from executor.config import Config, Timeouts
 from executor.llm import LLM
 from executor.model import prepare
 from executor.sampling import SamplingParams
+from executor.setting import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from executor.setting import Mode, Setting
+    from executor.setting import Mode
     from executor.stats import RoundTime
 
 _VOCABULARY = 512
@@ -105,12 +106,13 @@ def _result(
 ) -> dict[str, Any]:
     hit = hits / (hits + misses) if hits + misses else 0.0
     if plan.mode == "off":
-        setting = setting._replace(k=0)
+        setting = Setting(0)
     tokens, verdicts, nanoseconds = (
         sum(getattr(time, part) for time in rounds) for part in ("tokens", "sequences", "total")
     )
     length = tokens / verdicts
-    measured = tokens / plan.batch * plan.target_ms / (nanoseconds / 1e6)
+    together = max(time.running for time in rounds)
+    measured = tokens / together * plan.target_ms / (nanoseconds / 1e6)
     says = formula(plan, setting, length, hit)
     return {
         "k": setting.k,

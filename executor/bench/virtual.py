@@ -48,6 +48,7 @@ class VirtualClock:
         self._sleepers: list[tuple[float, int, threading.Event]] = []
         self._numbers = itertools.count()
         self._back = threading.Event()
+        self._error: BaseException | None = None
 
     def now(self) -> float:
         return self._now
@@ -63,12 +64,16 @@ class VirtualClock:
         """Run it in a thread until it first sleeps or ends."""
 
         def whole() -> None:
-            work()
-            self._back.set()
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001  raised where it is waited for
+                self._error = error
+            finally:
+                self._back.set()
 
         self._back.clear()
         threading.Thread(target=whole, daemon=True).start()
-        self._back.wait()
+        self._wait()
 
     def advance(self) -> bool:
         """Wake whoever is next; False if nobody sleeps."""
@@ -77,8 +82,14 @@ class VirtualClock:
         self._now, _, wake = heapq.heappop(self._sleepers)
         self._back.clear()
         wake.set()
-        self._back.wait()
+        self._wait()
         return True
+
+    def _wait(self) -> None:
+        """Until whoever runs sleeps or has ended. Raises what it failed of."""
+        self._back.wait()
+        if self._error is not None:
+            raise self._error
 
 
 class VirtualLanes:

@@ -209,7 +209,7 @@ class Client:
         items, budget = self.waiting.items, self.waiting.budget
         news = sum(len(item.since) for item in items) + sum(self._untold(item.seq) for item in items)
         longest = max((item.k for item in items if not item.ahead), default=0)
-        scarce = budget is not None and sum(item.k for item in items) > budget
+        scarce = budget is not None and sum(item.k for item in items if not item.ahead) > budget
         return Bid(self.identity, max(1.0, work(longest, news)), alone or scarce or news > _LIGHT_NEWS)
 
     def take(self) -> tuple[list[OpenedSequence], list[DraftItem]]:

@@ -146,6 +146,7 @@ def row(mode: str, batch: int, speed: float, acceptance: str | None = None) -> d
         "ceiling_share": 0.75,
         "hit_rate": None,
         "c": None if mode == "off" else 0.1,
+        "v": 1.2,
         "loss": {"wire": 0.1, "coordinator": 0.05, "bubble": 0.2, "contention": 0.0},
     }
 

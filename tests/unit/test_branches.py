@@ -97,11 +97,10 @@ def test_one_that_is_closed_takes_its_branches_along():
     assert lane.free == 100
 
 
-@pytest.mark.parametrize("blocks", [200, 12])
-def test_drafts_and_what_is_prepared_come_in_one_order_as_they_would_in_two(blocks):
+def test_drafts_and_what_is_prepared_come_in_one_order_as_they_would_in_two():
     answers = []
     for together in (True, False):
-        lane = Lane(blocks=blocks)
+        lane = Lane(blocks=200)
         lane.open(0, 70)
         lane.open(1, 70)
         (ahead,) = lane.draft((0, 70))
@@ -126,3 +125,14 @@ def test_one_batch_of_both_takes_one_step_more_than_drafts_alone():
     verified = DraftItem(0, 0, 70, [], K, ahead=ahead, hypotheses=3)
     lane.lane.draft([waits, verified])
     assert passes == [1, 4, 4, 4, 4, 4]
+
+
+def test_branches_leave_the_memory_that_drafts_beside_them_need():
+    lane = Lane(blocks=27)
+    lane.open(0, 60)
+    (ahead,) = lane.draft((0, 60))
+    lane.open(1, 518)
+    waits = DraftItem(1, 0, 518, [], K, hypotheses=MANY)
+    verified = DraftItem(0, 0, 60, [], K, ahead=ahead, hypotheses=MANY)
+    drafted, _ = lane.lane.draft([waits, verified])
+    assert len(drafted.tokens) == K

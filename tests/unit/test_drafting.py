@@ -164,7 +164,7 @@ def test_no_part_is_longer_than_the_bound():
     while not bench.run():
         bench.lanes.answered()
         now = sum(bench.lanes.speculator.told.values())
-        assert now - before <= CATCH_UP_TOKENS
+        assert now - before <= CATCH_UP_TOKENS + 3  # and what a verdict brings to each
         before = now
     assert bench.stats.catch_ups == 4  # 2100 tokens, of which at most 512 may come with the last order
 
@@ -352,3 +352,54 @@ def test_without_a_speculator_or_anything_to_draft():
     bench.lanes.speculator = None  # type: ignore[assignment]
     assert bench.run() == {}
     assert bench.lanes.sent == []
+
+
+def test_a_draft_that_is_late_is_not_cut_short_by_a_verdict():
+    bench = Bench(4)
+    bench.lanes.answer = NoReply("timeout")
+    bench.run()
+    bench.drafting.verdict_given(bench.requests, hurry=True)
+    assert not any(isinstance(order, Cancel) for order in bench.lanes.sent)
+
+
+def test_what_is_asked_beside_drafts_is_cut_short_once():
+    bench = Bench(4, 4)
+    bench.run()
+    waits, verified = bench.requests
+    verified.draft, verified.prepared_len, waits.draft, waits.asked_len = Guesses([1, 1], []), 0, None, 0
+    bench.lanes.answer = NoReply("timeout")
+    bench.drafting.ask([Step(waits, 3)], 2, None, [Step(verified, 3)])
+    assert [(item.seq, item.ahead) for item in bench.lanes.orders()[-1].items] == [(0, []), (1, [1, 1])]
+    bench.drafting.verdict_given([verified], hurry=False)
+    for _ in range(2):
+        bench.drafting.verdict_given([verified], hurry=True)
+    assert [type(order) for order in bench.lanes.sent].count(Cancel) == 1
+
+
+def test_waiting_in_vain_is_waiting():
+    bench = Bench(4)
+    bench.run()
+    bench.drafting.wait_since(0.0)
+    bench.lanes.answer = NoReply("timeout")
+    bench.run()
+    asked = bench.lanes.now()
+    bench.lanes.clock = bench.drafting.waited_until + 5.0
+    assert bench.drafting.wait_since(0.0) == (0.0, pytest.approx(bench.drafting.waited_until - asked))
+
+
+def test_what_verdicts_bring_is_no_backlog_and_a_newcomer_is_read_whoever_else_has_news():
+    bench = Bench(*[10] * 200)
+    while not bench.run():
+        bench.lanes.answered()
+    for its in bench.requests:
+        its.tokens.append(3)
+    before = bench.stats.catch_ups
+    assert len(bench.run()) == 200
+    assert bench.stats.catch_ups == before
+    late = request([2] * 1000, max_tokens=500)
+    late.seq = 200
+    bench.requests.append(late)
+    for its in bench.requests[:200]:
+        its.tokens.append(3)
+    assert not bench.run()
+    assert bench.lanes.orders()[-1].items[-1].base_len == CATCH_UP_TOKENS + 1

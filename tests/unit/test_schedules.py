@@ -210,6 +210,7 @@ def test_any_schedule_gives_the_same_tokens(actions, count, setting, temperature
         if not left:
             break
         rounds.turn(left, None, hold=False)
+        rounds.account()
         match next(schedule, "both"):
             case "both":
                 lanes.workers["speculator"].turn()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from executor.bench.simulate import Plan, in_virtual_time
+from workers.engines.toy import ToyEngine
 
 
 def simulated(mode: str, batch: int, **changed: Any) -> dict[str, Any]:
@@ -71,3 +72,21 @@ FIXED: dict[str, dict[str, Any]] = {
 def test_the_controller_is_within_five_percent_of_the_best_fixed_setting(world, batch):
     best = max(simulated(batch=batch, **(world | how))["tokens_per_step"] for how in FIXED.values())
     assert simulated("auto", batch, new_tokens=800, **world)["tokens_per_step"] >= 0.95 * best
+
+
+def test_the_controller_goes_on_looking_where_few_rounds_have_all_sequences():
+    best = max(simulated(batch=32, **how)["tokens_per_step"] for how in FIXED.values())
+    assert simulated("auto", 32, new_tokens=400)["tokens_per_step"] >= 0.95 * best
+
+
+def test_what_a_lane_fails_of_is_raised(monkeypatch):
+    def broken(engine, windows):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(ToyEngine, "forward", broken)
+    with pytest.raises(MemoryError, match="no room"):
+        simulated("sequential", 1)
+
+
+def test_parts_do_not_matter_without_drafts():
+    assert simulated("off", 8, ubatches=2)["share"] == 1.0

@@ -21,10 +21,10 @@ _PEER_KINDS = ("other", "other dash", "other dot", "other mix")
 _WORK_KINDS = {"verify": "a", "draft": "b", "prepare": "c", "catch up": "d", "commit": "e"}
 _LOSSES = {"wire": "b", "coordinator": "c", "bubble": "d", "contention": "e"}
 _LOSS_MEANS = (
-    "Where the time of a round goes. wire: to the target and back. coordinator: this process. bubble: the "
-    "target has nothing to verify. contention: what the target is slower while the speculator computes. "
-    "Beside each mode: tokens per second as a share of the ceiling of two devices, sequences · length / "
-    "max(K · draft step, verification), with the measured times and acceptance."
+    "Where the time of a round goes that reads no prompt. wire: to the lanes and back. coordinator: this "
+    "process. bubble: the target waits for what the speculator computes. contention: what the target is "
+    "slower while the speculator computes. Beside each mode: what a round would take on two devices, "
+    "max(K · draft step, verification), over what it took."
 )
 
 
@@ -133,7 +133,7 @@ def _ceiling(result: Row, batch: int) -> list[str]:
         losses = [Part(name, row["loss"][name], kind) for name, kind in _LOSSES.items()]
         rest = max(0.0, 1.0 - sum(part.share for part in losses))
         parts = [Part("target computes", rest, "a"), *losses]
-        rows.append((_name(row), parts, f"{row['ceiling_share']:.0%}"))
+        rows.append((_name(row), parts, _shown(row["ceiling_share"], ".0%")))
     entries = [("target computes", "a"), *_LOSSES.items()]
     return [legend(entries), chart(charts.shares(f"time of a round, {_sequences(batch)}", rows))]
 
@@ -148,7 +148,7 @@ def _timelines(timelines: Mapping[tuple[str, int], Sequence[Slice]], batch: int)
 
 
 def _figures(rows: Sequence[Row]) -> str:
-    columns = ("mode", "at once", "tok/s", "speedup", "length", "ceiling", "hits", "c", *_LOSSES)
+    columns = ("mode", "at once", "tok/s", "speedup", "length", "ceiling", "hits", "c", "v", *_LOSSES)
     body = []
     for row in rows:
         start = [
@@ -161,13 +161,17 @@ def _figures(rows: Sequence[Row]) -> str:
             [
                 *start,
                 f"{row['acceptance_length']:.2f}",
-                f"{row['ceiling_share']:.0%}",
+                _shown(row["ceiling_share"], ".0%"),
                 _shown(row["hit_rate"], ".0%"),
                 _shown(row["c"], ".3f"),
+                _shown(row["v"], ".2f"),
                 *(f"{row['loss'][name]:.1%}" for name in _LOSSES),
             ]
         )
-    note = "length: tokens per target step; hits: verdicts that were guessed; c: draft step by verification."
+    note = (
+        "length: tokens per target step; hits: verdicts that were guessed; c, v: a draft step and a "
+        "verification, in plain steps of the target."
+    )
     return section("Figures", note, table(columns, body, 1))
 
 
