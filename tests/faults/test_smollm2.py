@@ -72,6 +72,8 @@ def test_a_head_that_takes_over_is_handed_the_rows_that_it_needs(faults, smollm2
     with LLM(
         target=str(smollm2), speculator="eagle", threads=1, num_speculative_tokens=3, recovery=spare
     ) as llm:
+        spares = llm.coordinator._lanes.supervisor._spares
+        faults.wait_for(lambda: "speculator" in spares and spares["speculator"].serving)
         stream = llm.stream(PROMPTS[0], params)
         rounds = iter(stream)
         next(rounds)

@@ -111,6 +111,10 @@ class NoTransport:
 class LANES:
     transport = NoTransport
 
+    @staticmethod
+    def now() -> float:
+        return 0.0
+
 
 def lane(head: HeadSpec | None) -> Lane:
     return Lane(LaneSpec("speculator", "eagle", "", "fp32", "cpu", 1, 4, 64, head=head))

@@ -66,7 +66,7 @@ def test_rows_are_lent_to_a_target_that_reaches_them_and_others_are_let_go():
         leases.opened(at.arena)
         leases.published([at.ref], 0.0)
     transport = SimpleNamespace(leases=leases, reaches=lambda lane, arena: arena == "s/0")
-    lanes: Any = SimpleNamespace(transport=transport)
+    lanes: Any = SimpleNamespace(transport=transport, now=lambda: 0.0)
     target: Any = SimpleNamespace(epoch="t")
     rows = [QRow(b"", b"", near), SMALL, QRow(b"", b"", far)]
     size = dialogue.inline_bytes(SMALL)
