@@ -57,12 +57,14 @@ class Line:
         self._xx, self._xy = fade * self._xx + x * x, fade * self._xy + x * y
 
     def at(self, x: float) -> float:
-        """Never falls with x, and never below zero: what else comes out is noise."""
+        """Never falls with x, and goes towards zero no faster than x does: what else comes out is noise, and
+        far from what was seen it would promise anything."""
         mean_x, mean_y = self._x / self._n, self._y / self._n
         spread = self._xx / self._n - mean_x * mean_x
         slope = 0.0
         if spread > 1e-9 * max(1.0, mean_x * mean_x):
             slope = max(0.0, (self._xy / self._n - mean_x * mean_y) / spread)
+            slope = min(slope, mean_y / mean_x)
         elif self._proportional:
             slope = mean_y / mean_x
         return max(0.0, mean_y + slope * (x - mean_x))

@@ -263,6 +263,14 @@ def test_a_fixed_setting_is_kept():
     assert controller.reason == "fixed"
 
 
+def test_a_line_through_noise_promises_nothing_for_next_to_nothing():
+    line = Line()
+    for rows, seconds in ((28, 0.16), (32, 0.25), (30, 0.20), (31, 0.24)):
+        line.note(rows, seconds)
+    assert line.at(8) >= 0.21 * 8 / 31
+    assert line.at(30) == pytest.approx(0.21, abs=0.01)
+
+
 def test_lines_and_classes():
     line = Line()
     line.note(4, 2.0)
