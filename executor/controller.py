@@ -245,7 +245,8 @@ class Controller:
 
     def promise(self, setting: Setting, sequences: int) -> float:
         """Tokens per second that a setting should bring, all sequences together."""
-        kept = self._kept.get(_kind(setting, sequences))
+        # Plain rounds are measured as they are; what was promised of them before they were seen is no matter.
+        kept = self._kept.get(_kind(setting, sequences)) if setting.k else None
         share = kept.value if kept is not None else 1.0
         parts = 2 if setting.ubatches == 2 else 1
         expected = sequences * self.costs.tokens(setting.k) / parts
