@@ -107,7 +107,7 @@ class TargetLane:
         """The item with the q rows that lie in an arena. What cannot be had is left out: see Judging."""
         if self._acceptance is None:
             return structs.replace(item, q=[])
-        if not item.q or all(row.at is None for row in item.q):
+        if all(row.at is None for row in item.q):
             return item
         size = self._engine.vocabulary.size
         found = []

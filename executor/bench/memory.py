@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from executor.bench.stretch import setup
 from executor.errors import InvalidConfig
 from executor.planning import rows
 from executor.sampling import SamplingParams
@@ -17,7 +18,6 @@ from executor.sampling import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from executor.config import Config
     from executor.llm import LLM
 
 _NEW_TOKENS = 128
@@ -57,7 +57,9 @@ def measure(llm: LLM) -> dict[str, Any]:
             }
             for row, share in zip(rows(plan), plan.lanes, strict=True)
         ]
-        return {"lanes": lanes, "tokens": plan.tokens, "held_tokens": held} | _circumstances(config)
+        measured = {"lanes": lanes, "tokens": plan.tokens, "held_tokens": held}
+        made_of = setup(config, config.max_sequences) | {"target_ranks": config.target_ranks}
+        return measured | made_of
 
 
 def _prompts(llm: LLM, length: int, count: int) -> list[Sequence[int]]:
@@ -75,16 +77,3 @@ def _peak(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
     return int(found[1]) * 1024 if found else 0
-
-
-def _circumstances(config: Config) -> dict[str, Any]:
-    return {
-        "target": config.target,
-        "speculator": config.speculator,
-        "engine": config.engine,
-        "dtype": config.dtype,
-        "threads": config.threads,
-        "k": config.num_speculative_tokens,
-        "batch": config.max_sequences,
-        "target_ranks": config.target_ranks,
-    }

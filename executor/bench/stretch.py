@@ -31,6 +31,11 @@ class Work:
 
 def circumstances(config: Config, work: Work) -> dict[str, Any]:
     """What figures of such executors hang on."""
+    return setup(config, work.at_once) | {"temperature": work.temperature}
+
+
+def setup(config: Config, batch: int) -> dict[str, Any]:
+    """What an executor is made of, for so many sequences at once."""
     return {
         "target": config.target,
         "speculator": config.speculator,
@@ -38,8 +43,7 @@ def circumstances(config: Config, work: Work) -> dict[str, Any]:
         "dtype": config.dtype,
         "threads": config.threads,
         "k": config.num_speculative_tokens,
-        "batch": work.at_once,
-        "temperature": work.temperature,
+        "batch": batch,
     }
 
 
