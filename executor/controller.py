@@ -20,10 +20,13 @@ OFF = Setting(0)
 HYSTERESIS = 1.04
 """Another setting has to promise so many times as much, if it is not to be `OFF`."""
 TRIAL_ROUNDS = 4
+"""Of one sequence, or of few …"""
+LEAST_TRIAL_ROUNDS = 2
+"""… and of many, where each round says as much as so many of one."""
 TRIAL_EVERY = 1.0
 """Seconds from one trial to the next …"""
-TRIAL_SHARE = 0.06
-"""… or more, so that trials take no larger share of the time than this."""
+TRIAL_SHARE = 0.03
+"""… or more, so that trials should lose no larger share of the time than this."""
 CHOOSE_EVERY = 0.1
 """Seconds after which promises are compared again."""
 STALE_AFTER = 8.0
@@ -104,6 +107,7 @@ class Controller:
         self._trial_left = 0
         self._tried: list[tuple[float, int]] = []
         self._next_trial = 0.0
+        self._tried_at = 0.0
         self._window: deque[tuple[float, int]] = deque()
         self._size = -1
 
@@ -111,6 +115,8 @@ class Controller:
         """What to do while so many sequences run; `now` in seconds, monotonic."""
         if not self._adapts or sequences == 0:
             return self.current
+        if self._size < 0:
+            self._tried_at = now
         if size_class(sequences) != self._size:
             self._size = size_class(sequences)
             self._window.clear()
@@ -274,7 +280,7 @@ class Controller:
 
     def _choose(self, sequences: int, now: float) -> None:
         self._next_choice = now + CHOOSE_EVERY
-        if not self.costs.known:
+        if not self.costs.comparable:
             return
         # Kinds of speculation differ in their time, which is known, and share what is accepted.
         allowed = [OFF] if now < self._banned_until else self._candidates(sequences)
@@ -297,19 +303,23 @@ class Controller:
         return [OFF] + [Setting(k, n, parts_) for k in lengths for n in budgets for parts_ in parts]
 
     def _try_another(self, sequences: int, now: float) -> None:
-        """Now and then a kind of setting that was not seen for long: plain rounds, or the best of a kind."""
-        if not self.costs.known:  # nobody has drafted yet: there is nothing to compare with
-            self._next_trial = now + TRIAL_EVERY
-            return
-        trial = self._worth_trying(sequences, now)
+        """Now and then a kind of setting that was not seen for long: plain rounds, or the best of a kind.
+
+        Of what it will cost so much time has to have passed that it is but a small share.
+        """
+        self._next_trial = now + CHOOSE_EVERY
+        trial = self._worth_trying(sequences, now) if self.costs.comparable else None
         if trial is None:
-            self._next_trial = now + TRIAL_EVERY
             return
-        self._trial, self._tried = trial, []
-        self._trial_left = TRIAL_ROUNDS * trial.ubatches
-        spent = self._trial_left * self._seconds(trial, sequences)
-        spent += self._catch_up if self.current == OFF else 0.0
-        self._next_trial = now + max(TRIAL_EVERY, spent / TRIAL_SHARE)
+        rounds = max(LEAST_TRIAL_ROUNDS, TRIAL_ROUNDS // sequences) * trial.ubatches
+        lost = 0.0  # by plain rounds it is little, and without them nothing is known of what they would bring
+        if trial != OFF:
+            worse = 1 - self.promise(trial, sequences) / self.promise(self.current, sequences)
+            lost = max(0.0, worse) * rounds * self._seconds(trial, sequences)
+            lost += self._catch_up if self.current == OFF else 0.0
+        if now - self._tried_at >= lost / TRIAL_SHARE:
+            self._trial, self._trial_left, self._tried = trial, rounds, []
+            self._tried_at, self._next_trial = now, now + TRIAL_EVERY
 
     def _worth_trying(self, sequences: int, now: float) -> Setting | None:
         """The one seen longest ago that may be better than the present one, or plain decoding to compare."""

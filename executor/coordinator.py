@@ -273,6 +273,7 @@ class Coordinator:
             return  # closed while starting
         self._target_vocabulary = self._rounds.vocabulary = target.vocabulary
         self._rounds.verify_tokens = self._max_verify_tokens or target.pass_tokens
+        self.controller.costs.rehearsed(target.step_times)
         assert self._lanes.memory is not None, "lanes that serve have a plan"
         self._context = min(self.max_model_len, target.max_model_len)
         self.max_model_len = self._rounds.max_model_len = min(self._context, self._lanes.memory.tokens)

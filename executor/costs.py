@@ -7,7 +7,13 @@ Times in seconds, for so many sequences at once. Everything fades, so that what 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ipc.messages import StepTime
 
 T = TypeVar("T")
 
@@ -48,6 +54,16 @@ class Line:
     def sure(self) -> bool:
         """Whether it goes through some observations."""
         return self._n >= _ENOUGH
+
+    def like(self) -> Line:
+        """One to begin with, for what is not much different: it counts for no more than the least that is
+        sure.
+        """
+        line = Line(self._fade, proportional=self._proportional)
+        share = min(1.0, _ENOUGH / self._n) if self._n else 1.0
+        line._n, line._x, line._y = share * self._n, share * self._x, share * self._y
+        line._xx, line._xy = share * self._xx, share * self._xy
+        return line
 
     def note(self, x: float, y: float) -> None:
         if self.sure:
@@ -104,12 +120,20 @@ class Costs:
         self._rest = Mean(0.0)
         self._way: Mean | None = None
         self._contention = Mean(1.0, _CONTENTION_FADE)
+        self._rehearsed = False
 
     # ------------------------------------------------------------ observations
 
+    def rehearsed(self, steps: Sequence[StepTime]) -> None:
+        """What the target found before it served: as good as having verified each often enough to be sure."""
+        for _ in range(math.ceil(_ENOUGH)):
+            for step in steps:
+                self._verify.setdefault(size_class(step.sequences), Line()).note(step.rows, step.seconds)
+        self._rehearsed = len(steps) > 0
+
     def verified(self, sequences: int, rows: int, seconds: float) -> None:
         """The target ran so many rows of logits of so many sequences."""
-        self._verify.setdefault(size_class(sequences), Line()).note(rows, seconds)
+        _line(self._verify, sequences, Line).note(rows, seconds)
 
     def overlapped(self, sequences: int, rows: int, seconds: float) -> None:
         """The target ran them while the speculator computed, too."""
@@ -123,7 +147,7 @@ class Costs:
         """The speculator was asked for so many steps for so many sequences. An order costs something
         besides.
         """
-        self._draft.setdefault(size_class(sequences), Line(proportional=True)).note(steps, seconds)
+        _line(self._draft, sequences, partial(Line, proportional=True)).note(steps, seconds)
 
     def judged(self, outcome: Outcome, asked: int) -> None:
         """`asked`: for so many tokens the speculator was asked; a place that it left empty is as good as
@@ -164,6 +188,11 @@ class Costs:
         return all(any(line.sure for line in lines.values()) for lines in (self._verify, self._draft))
 
     @property
+    def comparable(self) -> bool:
+        """Whether settings can be compared: where only the drafts' time is not known, it is hoped for."""
+        return self._rehearsed or self.known
+
+    @property
     def draft_known(self) -> bool:
         return bool(self._draft)
 
@@ -187,6 +216,9 @@ class Costs:
         return line.at(rows)
 
     def draft(self, sequences: int, k: int) -> float:
+        """Nothing, as long as nobody has drafted: who is hoped to be fast is tried."""
+        if not self._draft:
+            return 0.0
         return _nearest(self._draft, size_class(sequences)).at(k)
 
     def hit(self, hypotheses: int) -> float:
@@ -223,6 +255,14 @@ class Costs:
 def size_class(sequences: int) -> int:
     """Numbers of sequences that cost about alike: powers of two, rounded up."""
     return max(0, sequences - 1).bit_length()
+
+
+def _line(lines: dict[int, Line], sequences: int, fresh: Callable[[], Line]) -> Line:
+    """Of so many sequences. At first it is that of the number nearest to it, if there is one."""
+    size = size_class(sequences)
+    if size not in lines:
+        lines[size] = _nearest(lines, size).like() if lines else fresh()
+    return lines[size]
 
 
 def _nearest(table: dict[int, T], size: int) -> T:

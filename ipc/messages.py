@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 
 LaneName = Literal["target", "speculator"]
 SharedTransport = Literal["memfd", "cuda_ipc"]
@@ -542,14 +542,23 @@ class Profiled(Message, frozen=True):
     peers: tuple[MemoryProfile, ...] = ()
 
 
+class StepTime(Record, frozen=True):
+    """How long a step of so many sequences with so many rows in all took, samples included."""
+
+    sequences: int
+    rows: int
+    seconds: float
+
+
 class Ready(Message, frozen=True):
     """The lane serves. In tokens: `max_model_len` of the longest sequence that it can hold, `pass_tokens` of
-    the longest pass; 0 is any number."""
+    the longest pass; 0 is any number. `step_times`: of steps that it took before, if it did any."""
 
     vocabulary: Vocabulary
     max_model_len: int
     notes: list[str]
     pass_tokens: int = 0
+    step_times: list[StepTime] = []
 
 
 class Drafted(Message, frozen=True):

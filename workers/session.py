@@ -158,7 +158,7 @@ class Session:
             served.lock()
         with step("serve"):
             about = served.vocabulary, served.max_model_len, served.notes, served.pass_tokens
-        self._send(Ready(self._epoch, *about))
+        self._send(Ready(self._epoch, *about, served.step_times))
         return lane
 
     def _load(self) -> TargetLane | SpeculatorLane | None:

@@ -12,6 +12,7 @@ import pytest
 from executor.controller import OFF, Controller, Round
 from executor.costs import Costs, Line, Outcome, size_class
 from executor.setting import Setting
+from ipc.messages import StepTime
 
 
 @dataclass
@@ -214,6 +215,43 @@ def test_what_was_seen_in_a_bad_stretch_is_not_believed_for_ever():
     for _ in range(150):
         costs.passed(0.03)
     assert usual - 0.2 < costs.acceptance(0) < usual
+
+
+def rehearsed(world: World, most: int) -> Controller:
+    controller = adaptive()
+    shapes = [(n, n * width) for width in (1, 8) for n in (most, 1)]
+    controller.costs.rehearsed([StepTime(n, rows, world.fixed + world.row * rows) for n, rows in shapes])
+    return controller
+
+
+@pytest.mark.parametrize("sequences", [1, 3, 8, 16])
+def test_what_the_target_rehearsed_is_not_found_out_at_its_expense(sequences):
+    """Rows so dear that nothing pays: plain from the first round on, and trials are few."""
+    world = World(fixed=0.002, row=0.010, right=0.5)
+    run = Run(rehearsed(world, 16), world, sequences).until(10.0)
+    assert run.trace[0][2] == OFF
+    assert run.rate(0.0, 10.0) >= 0.95 * world.best([OFF], sequences)
+
+
+@pytest.mark.parametrize("sequences", [1, 8])
+def test_where_it_pays_by_what_was_rehearsed_it_speculates_at_once(sequences):
+    world = World(step=0.0005)
+    controller = rehearsed(world, 16)
+    run = Run(controller, world, sequences).until(10.0)
+    assert all(setting.k >= 3 for at, _, setting in run.trace if at < 0.1)
+    assert run.rate(0.0, 10.0) >= 0.93 * world.best(controller._candidates(sequences), sequences)
+
+
+def test_a_number_of_sequences_seen_for_the_first_time_costs_as_the_nearest_does():
+    costs = Costs()
+    costs.rehearsed([StepTime(16, 16, 0.1), StepTime(16, 128, 0.8)])
+    costs.verified(8, 8, 0.05)
+    assert costs.verify(8, 64) == pytest.approx(0.4, rel=0.1)
+    for _ in range(200):  # and is then its own
+        costs.verified(8, 8, 0.05)
+        costs.verified(8, 64, 0.1)
+    assert costs.verify(8, 64) == pytest.approx(0.1, rel=0.02)
+    assert costs.verify(16, 128) == pytest.approx(0.8, rel=0.02)
 
 
 def test_contention_is_told_from_waiting():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ipc.messages import MemoryProfile, SamplingSpec, Vocabulary
+    from ipc.messages import MemoryProfile, SamplingSpec, StepTime, Vocabulary
     from workers.distribution import Distribution
     from workers.row_edit import RowEdit
 
@@ -81,6 +81,11 @@ class Served(Protocol):
     @property
     def notes(self) -> list[str]:
         """What the user should know about how this runs here, a line each."""
+        ...
+
+    @property
+    def step_times(self) -> list[StepTime]:
+        """Of steps such as serving takes, as they were when it got ready; none from who takes no time."""
         ...
 
     @property

@@ -6,6 +6,7 @@ computes is its subclasses' business. It knows no architecture and no speculatio
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ipc import vocabulary
-from ipc.messages import SamplingSpec
+from ipc.messages import SamplingSpec, StepTime
 from workers.attention import Span
 from workers.blocks import BLOCK, BlockPool, blocks_for
 from workers.device import open_device
@@ -33,9 +34,11 @@ if TYPE_CHECKING:
     from workers.engines.engine import Sample, Score
 
 UBATCH = 0
+"""A lane runs one batch at a time."""
 _FORKS = 64
 """Few enough to run at once, whatever was measured."""
-"""A lane runs one batch at a time."""
+_REHEARSALS = 2
+"""The first step of a kind sets things up; the last is what it takes."""
 _GREEDY = SamplingSpec(0.0, 1.0, 0, 0.0, 0, 0, (), None)
 _FILTERED = SamplingSpec(1.0, 0.9, 0, 0.0, 0, 0, (), 1)
 
@@ -80,6 +83,7 @@ class PagedEngine(ABC):
         self._footprint = Footprint(self._home)
         self.workspace: Workspace[Tensor] = Workspace(self._home, spec.lane)
         self._notes: list[str] = []
+        self._step_times: list[StepTime] = []
         with torch.inference_mode():
             self._form = self._load()
         self._vocabulary = vocabulary.read(Path(spec.model))
@@ -126,6 +130,10 @@ class PagedEngine(ABC):
         return list(self._notes)
 
     @property
+    def step_times(self) -> list[StepTime]:
+        return self._step_times
+
+    @property
     def device_id(self) -> str:
         return self._home.identity
 
@@ -155,18 +163,28 @@ class PagedEngine(ABC):
         self._make_kv(BlockPool(kv_tokens // BLOCK, reuse=self._spec.reuse_prefixes))
 
     def warm_up(self) -> None:
-        """A prefill, then windows of 8 and of 1 tokens of as many sequences as there may be, with samples."""
-        pool, longest = self._kv.pool, self.max_model_len
+        """A prefill, then steps such as serving takes."""
+        pool = self._kv.pool
         seqs = self._open_unnamed(min(self._spec.max_sequences, pool.blocks))
-        whole = min(self._form.pass_tokens, longest, (pool.blocks - len(seqs) + 1) * BLOCK)
+        whole = min(self._form.pass_tokens, self.max_model_len, (pool.blocks - len(seqs) + 1) * BLOCK)
         self.forward([Window(seqs[0], 0, [0] * whole, 1)])
-        for count in (min(8, longest), 1):
+        self._close_unnamed(seqs)
+        self._rehearse()
+
+    def _rehearse(self) -> None:
+        """Plain steps and the widest windows, of as many sequences as there may be and of one; timed."""
+        seqs = self._open_unnamed(min(self._spec.max_sequences, self._kv.pool.blocks))
+        widest = min(self._spec.num_speculative_tokens + 1, self.max_model_len, BLOCK)
+        self._step_times = []
+        for count in sorted({1, widest}):
             for several in (seqs, seqs[:1]):
-                rows = self.forward([Window(seq, 0, [0] * count, count) for seq in several])
-                self.sample(rows, [Draw(_GREEDY, 0, 0)] * len(rows))
-        for seq in seqs:
-            self.close(seq)
-        pool.forget_unused()
+                for _ in range(_REHEARSALS):
+                    began = time.perf_counter()
+                    rows = self.forward([Window(seq, 0, [0] * count, count) for seq in several])
+                    self.sample(rows, [Draw(_GREEDY, 0, 0)] * len(rows))
+                    took = time.perf_counter() - began
+                self._step_times.append(StepTime(len(several), len(several) * count, took))
+        self._close_unnamed(seqs)
 
     def capture(self) -> str:
         return "none"
@@ -212,6 +230,11 @@ class PagedEngine(ABC):
         for seq in seqs:
             self.open(seq)
         return seqs
+
+    def _close_unnamed(self, seqs: Sequence[int]) -> None:
+        for seq in seqs:
+            self.close(seq)
+        self._kv.pool.forget_unused()
 
     # ------------------------------------------------------------ serving
 

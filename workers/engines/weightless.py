@@ -9,7 +9,7 @@ from workers.device import Cpu
 from workers.footprint import Footprint, KvNeed
 
 if TYPE_CHECKING:
-    from ipc.messages import LaneSpec, MemoryProfile
+    from ipc.messages import LaneSpec, MemoryProfile, StepTime
 
 
 class Weightless:
@@ -24,6 +24,10 @@ class Weightless:
         self._reuses = spec.reuse_prefixes
         self._need = KvNeed(bytes_per_token, BLOCK, spec.max_sequences * blocks_for(max_model_len) * BLOCK)
         self.allocate(self._need.max_tokens)
+
+    @property
+    def step_times(self) -> list[StepTime]:
+        return []
 
     @property
     def reused_tokens(self) -> int:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ipc.messages import LaneSpec, MemoryProfile, Vocabulary
+    from ipc.messages import LaneSpec, MemoryProfile, StepTime, Vocabulary
     from workers.q_row import DrawnFrom
     from workers.sequence import LaneSequence
     from workers.speculator import Ask, News
@@ -105,6 +105,10 @@ class CascadeSpeculator:
 
     @property
     def notes(self) -> list[str]:
+        return []
+
+    @property
+    def step_times(self) -> list[StepTime]:
         return []
 
     @property

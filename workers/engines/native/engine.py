@@ -110,6 +110,7 @@ class NativeEngine(PagedEngine):
         if self._decode is None:
             return "none"
         self._decode.graphs.capture(self._decode.shapes, self._decode.run)
+        self._rehearse()  # with graphs it takes another time
         return f"{len(self._decode.shapes)} graphs"
 
     def _attach(self, kv: PagedKV) -> None:
