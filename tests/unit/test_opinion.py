@@ -44,6 +44,18 @@ def test_a_greedy_lead_is_the_difference_of_logits():
     )
 
 
+def test_the_runners_up_are_those_that_the_target_would_sample_next():
+    assert said(10, draw(0.0)).others == [20, 30, 40]
+    assert said(20, draw(0.0)).others == [10, 30, 40]  # the likeliest was filtered
+    how = draw(0.7)
+    key = noise.key(7, how.position, noise.TARGET)
+    scores = {t: logit / 0.7 + noise.gumbel(key, t) for t, logit in zip(TOKENS, LOGITS, strict=True)}
+    first, *others = sorted(TOKENS, key=scores.__getitem__, reverse=True)
+    assert said(first, how).others == others
+    many = torch.arange(12, dtype=torch.float32)
+    assert opinion(many, torch.arange(12), 11, draw(0.0)).others == [10, 9, 8, 7]
+
+
 @pytest.mark.parametrize("position", range(20))
 def test_a_lead_counts_the_noise_that_the_target_samples_with(position):
     how = draw(0.7, position)
@@ -88,6 +100,13 @@ def test_first_estimates_are_probabilities_that_follow_the_evidence():
         assert by_length[0] > 0
         assert by_length == sorted(set(by_length))
         assert by_length[-1] < 1
+
+
+def test_what_was_proposed_comes_before_the_runners_up():
+    draft = Draft(2)
+    assert draft.add([Proposal(5, 0.5, "a"), Proposal(6, 0.1, "b"), Proposal(7, 0.3, "c")]) == 5
+    assert draft.add([Proposal(5, 0.5, "a"), Proposal(6, 0.1, "b")], runners_up=[7, 6, 5, 8]) == 5
+    assert draft.others == [[7, 6], [6, 7, 8]]
 
 
 def test_guesses_that_were_not_for_choice_are_judged_too():

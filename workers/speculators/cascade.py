@@ -16,6 +16,7 @@ import torch
 from ipc import vocabulary
 from workers.device import open_device
 from workers.footprint import Footprint, KvNeed
+from workers.outcomes import ALTERNATIVES
 from workers.sampler import Sampler
 from workers.speculator import never
 from workers.speculators import lookup
@@ -48,6 +49,13 @@ class DrawnGuess(NamedTuple):
 
     step: int
     tenths: int
+
+
+class Judged(NamedTuple):
+    """Guesses for the next token with the head's own among them, and what the head thinks next likely."""
+
+    proposals: list[Proposal]
+    runners_up: Sequence[int]
 
 
 class CascadeSpeculator:
@@ -244,7 +252,7 @@ class CascadeSpeculator:
         lookups = [chain.ask_lookup() for chain in chains]
         asked = [i for i, chain in enumerate(chains) if chain.wants_head(lookups[i])]
         rows: dict[int, Tensor] = {}
-        judged: dict[int, list[Proposal]] = {}
+        judged: dict[int, Judged] = {}
         if asked:
             next_rows, logits = self._head.step([chains[i].entry for i in asked])
             rows = dict(zip(asked, next_rows, strict=True))
@@ -256,8 +264,9 @@ class CascadeSpeculator:
                     continue
         for i, chain in enumerate(chains):
             # What is judged by the head's opinion still teaches what such lookups are worth by themselves.
-            aside = [guess for guess in lookups[i] if i in judged and guess not in judged[i]]
-            chain.go(judged.get(i, lookups[i]), rows.get(i), aside)
+            proposals, runners_up = judged.get(i) or Judged(lookups[i], ())
+            aside = [guess for guess in lookups[i] if guess not in proposals]
+            chain.go(proposals, rows.get(i), aside, runners_up)
 
     def _widened(self, logits: Tensor) -> Tensor:
         """At their places in the whole vocabulary, -inf elsewhere; stands there until the next time."""
@@ -267,14 +276,16 @@ class CascadeSpeculator:
         full[:, self._head.tokens] = logits
         return full
 
-    def _judged(self, chain: Chain, lookups: list[Proposal], logits: Tensor, row: Tensor) -> list[Proposal]:
+    def _judged(self, chain: Chain, lookups: list[Proposal], logits: Tensor, row: Tensor) -> Judged:
         """The head's guess beside the lookups'. `row`: `logits` at their places in the whole vocabulary.
 
         A guess that is not drawn yet follows from what the target would sample if it had the head's logits;
         the lookups are then seen in its light.
         """
         if chain.drawn_from is not None:
-            return [*lookups, self._undrawn(chain, chain.drawn_from, row)]
+            likeliest = logits.topk(min(ALTERNATIVES + 1, len(logits))).indices
+            proposals = [*lookups, self._undrawn(chain, chain.drawn_from, row)]
+            return Judged(proposals, self._head.tokens[likeliest].tolist())
         expected, draw = self._calibration.expected, chain.draw
         (sample,) = self._sampler.sample(row[None], [draw])
         said = opinion(logits, self._head.tokens, sample.token, draw)
@@ -283,7 +294,7 @@ class CascadeSpeculator:
         for guess in lookups:
             seconded = said.of(guess)
             proposals.append(Proposal(guess.token, expected(seconded), seconded))
-        return proposals
+        return Judged(proposals, said.others)
 
     def _undrawn(self, chain: Chain, drawn_from: DrawnFrom, row: Tensor) -> Proposal:
         # A copy, since what is drawn from is looked at later.

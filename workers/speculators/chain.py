@@ -86,12 +86,19 @@ class Chain:
         sure = any(proposal.expected >= SURE for proposal in proposals)
         return self.row is not None and not sure and self.draft.reach >= HEAD_REACH
 
-    def go(self, proposals: list[Proposal], row: Tensor | None, aside: Sequence[Proposal] = ()) -> None:
-        """Take the best; `row` is what the head goes on from, if it was asked. `aside`: see Draft.add."""
+    def go(
+        self,
+        proposals: list[Proposal],
+        row: Tensor | None,
+        aside: Sequence[Proposal] = (),
+        runners_up: Sequence[int] = (),
+    ) -> None:
+        """Take the best; `row` is what the head goes on from, if it was asked. `aside`, `runners_up`: see
+        Draft.add."""
         self.row = row
         self._rows.append(row)
         self._ends.append(self.context.end)
-        token = self.draft.add(proposals, self._settle, aside)
+        token = self.draft.add(proposals, self._settle, aside, runners_up)
         self.ended = token is None or self.draft.full
         if token is not None:
             self.token = token

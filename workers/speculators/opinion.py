@@ -7,11 +7,13 @@ others does so for any logits that are roughly alike. So the lead says more than
 from __future__ import annotations
 
 import math
+from heapq import nlargest
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from workers import noise
+from workers.outcomes import ALTERNATIVES
 from workers.pure_sampler import GREEDY_BELOW
 from workers.speculators.lookup import Kind
 
@@ -53,11 +55,12 @@ class Seconded(NamedTuple):
 
 
 class Opinion(NamedTuple):
-    """`lead` over the runner-up in nats, noise included. `shares` of the likeliest tokens at the temperature,
-    before noise and filters."""
+    """`lead` over the runner-up in nats, noise included. `others`: the runner-up and those after it, up to
+    ALTERNATIVES. `shares` of the likeliest tokens at the temperature, before noise and filters."""
 
     token: int
     lead: float
+    others: list[int]
     shares: dict[int, float]
     greedy: bool
 
@@ -87,8 +90,10 @@ def opinion(logits: Tensor, tokens: Tensor, guess: int, draw: Draw) -> Opinion:
         key = noise.key(draw.sampling.seed, draw.position, noise.TARGET)
         scores = {token: score + noise.gumbel(key, token) for token, score in scores.items()}
     won = scores.pop(guess, -math.inf)  # so unlikely that its noise must have been enormous, or else filtered
+    others = nlargest(ALTERNATIVES, scores, key=scores.__getitem__)
     lead = won - max(scores.values(), default=-math.inf)
-    return Opinion(guess, max(0.0, min(lead, float(_LEADS))) if won > -math.inf else 0.0, shares, greedy)
+    lead = max(0.0, min(lead, float(_LEADS))) if won > -math.inf else 0.0
+    return Opinion(guess, lead, others, shares, greedy)
 
 
 _SECONDED_BIAS = {"own": 0.7, "shared": 0.2, "prior": -0.3}

@@ -49,6 +49,7 @@ class Draft:
         self.reach = 1.0
         self.steps: list[list[Proposal]] = []
         self.aside: list[Sequence[Proposal]] = []
+        self.runners_up: list[Sequence[int]] = []
         self._k = k
 
     @property
@@ -57,11 +58,13 @@ class Draft:
 
     @property
     def others(self) -> list[list[int]]:
-        """At each place, the tokens that were proposed and not taken, the most promising first."""
+        """At each place, the tokens that were proposed and not taken, the most promising first, then the
+        runners-up."""
         found = []
-        for proposals, token in zip(self.steps, self.tokens, strict=True):
-            ordered = sorted(proposals, key=lambda proposal: -proposal.expected)
-            found.append(list(dict.fromkeys(p.token for p in ordered if p.token not in (token, NOT_DRAWN))))
+        for proposals, token, runners_up in zip(self.steps, self.tokens, self.runners_up, strict=True):
+            ordered = [p.token for p in sorted(proposals, key=lambda proposal: -proposal.expected)]
+            ordered += runners_up
+            found.append([other for other in dict.fromkeys(ordered) if other not in (token, NOT_DRAWN)])
         return found
 
     def add(
@@ -69,11 +72,12 @@ class Draft:
         proposals: list[Proposal],
         settle: Callable[[Proposal], Proposal] | None = None,
         aside: Sequence[Proposal] = (),
+        runners_up: Sequence[int] = (),
     ) -> int | None:
         """Take the best of what was proposed; the token, or None if the draft ends here.
 
         `settle`: what becomes of the one that is taken; its token may have to be drawn. `aside`: not for
-        choice, but judged as well.
+        choice, but judged as well. `runners_up`: tokens that nobody proposes, but that are next likely.
         """
         chosen = best(proposals)
         if chosen is None or self.reach * chosen.expected < LEAST_REACH:
@@ -85,6 +89,7 @@ class Draft:
         self.reach *= chosen.expected
         self.steps.append(proposals)
         self.aside.append(aside)
+        self.runners_up.append(runners_up)
         self.tokens.append(chosen.token)
         self.expected.append(chosen.expected)
         return chosen.token
