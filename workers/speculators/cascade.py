@@ -44,8 +44,8 @@ _BRANCH_BYTES = 128 << 20
 
 
 class DrawnGuess(NamedTuple):
-    """Kind of a head's guess that is drawn only if it is taken: its place in the draft, the probability of
-    the likeliest token in tenths."""
+    """Kind of a head's guess that is drawn only if it is taken: how many steps of its own the head is away
+    from the target's rows, the probability of the likeliest token in tenths."""
 
     step: int
     tenths: int
@@ -244,7 +244,7 @@ class CascadeSpeculator:
                 reads.clear()
             tokens = sequence.tokens[first + 1 : first + len(rows)]
             reads.append(Read(rows[:-1], tokens, first, held.context))
-            held.row, held.end = rows[-1], first + len(rows)
+            held.row, held.end, held.depth = rows[-1], first + len(rows), 0
         return reads
 
     def _grow(self, chains: Sequence[Chain]) -> None:
@@ -289,7 +289,7 @@ class CascadeSpeculator:
         expected, draw = self._calibration.expected, chain.draw
         (sample,) = self._sampler.sample(row[None], [draw])
         said = opinion(logits, self._head.tokens, sample.token, draw)
-        kind = said.kind(len(chain.draft.tokens), beside_lookups=bool(lookups))
+        kind = said.kind(chain.steps_away, beside_lookups=bool(lookups))
         proposals = [Proposal(said.token, expected(kind), kind)]
         for guess in lookups:
             seconded = said.of(guess)
@@ -299,7 +299,7 @@ class CascadeSpeculator:
     def _undrawn(self, chain: Chain, drawn_from: DrawnFrom, row: Tensor) -> Proposal:
         # A copy, since what is drawn from is looked at later.
         q = drawn_from.q(self._sampler.distribution(row.clone(), chain.draw))
-        kind = DrawnGuess(min(2, len(chain.draft.tokens)), min(9, int(10 * q.best)))
+        kind = DrawnGuess(min(2, chain.steps_away), min(9, int(10 * q.best)))
         return Proposal(NOT_DRAWN, self._calibration.expected(kind), kind, q)
 
 

@@ -31,19 +31,23 @@ twentieth of a target step, a token is worth about half of one, and a guess is r
 @dataclass(slots=True)
 class Held:
     """What the head holds of a sequence: `row` [hidden] is the latest that came from the target, of the token
-    at `end` - 1; the rows before it are in the context."""
+    at `end` - 1; the rows before it are in the context. `depth`: how many steps of the head it is away from
+    such a row, if it is the head's own."""
 
     context: Context
     row: Tensor | None = None
     end: int = 0
+    depth: int = 0
 
 
 @dataclass(slots=True)
 class Trail:
     """A draft after `start` tokens, for branches to leave it at any place: the row that each token was
-    guessed from, None where the head was not asked, and where the context ended then."""
+    guessed from, None where the head was not asked, and where the context ended then. `depth`: see Held, of
+    the row that the draft began from."""
 
     start: int
+    depth: int
     tokens: list[int]
     rows: list[Tensor | None]
     ends: list[int]
@@ -54,7 +58,8 @@ class Trail:
         place = len(stood)
         if start != self.start or self.tokens[:place] != list(stood) or place >= len(self.rows):
             return Held(self.context.fork(0))
-        return Held(self.context.fork(self.ends[place]), self.rows[place], start + place)
+        depth = self.depth + place + 1
+        return Held(self.context.fork(self.ends[place]), self.rows[place], start + place, depth)
 
 
 class Chain:
@@ -69,6 +74,7 @@ class Chain:
         self.context = held.context
         # The row of the last token but one and the last token: the target has not run that one yet.
         self.row = held.row if held.end == len(tokens) - 1 else None
+        self.depth = held.depth
         self.token = tokens[-1]
         self.ended = ask.k == 0
         self._rows: list[Tensor | None] = []
@@ -77,7 +83,12 @@ class Chain:
     @property
     def trail(self) -> Trail:
         start = len(self.sequence.tokens)
-        return Trail(start, self.draft.tokens, self._rows, self._ends, self.context)
+        return Trail(start, self.depth, self.draft.tokens, self._rows, self._ends, self.context)
+
+    @property
+    def steps_away(self) -> int:
+        """How many steps of its own the head is away from the target's rows."""
+        return self.depth + len(self.draft.tokens)
 
     def ask_lookup(self) -> list[Proposal]:
         return self.path.proposals() if self.path is not None else []

@@ -34,8 +34,8 @@ _DECADES = 4
 
 
 class HeadGuess(NamedTuple):
-    """Kind of a head's guess: its place in the draft, its lead in half nats, whether lookups say anything
-    there, how the target samples."""
+    """Kind of a head's guess: how many steps of its own it is away from the target's rows, its lead in half
+    nats, whether lookups say anything there, how the target samples."""
 
     step: int
     lead: int
@@ -65,7 +65,7 @@ class Opinion(NamedTuple):
     greedy: bool
 
     def kind(self, step: int, *, beside_lookups: bool) -> HeadGuess:
-        """`step`: how many tokens stand before it in the draft."""
+        """`step`: so many steps the head has gone on from rows of its own."""
         return HeadGuess(min(2, step), min(_LEADS - 1, int(2 * self.lead)), beside_lookups, self.greedy)
 
     def of(self, guess: Proposal) -> Seconded:
