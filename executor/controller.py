@@ -185,6 +185,14 @@ class Controller:
         wait = costs.draft(missing, k) + costs.way
         return sequences * verify > ready * (verify + wait)
 
+    def price_of_waiting(self, sequences: int) -> float:
+        """How many tokens are lost while all sequences wait for a draft of one of them."""
+        costs, k = self.costs, self.current.k
+        if not costs.known or k == 0:
+            return 0.0
+        verify = costs.verify(sequences, sequences * (k + 1)) + costs.between
+        return sequences * costs.tokens(k) * (costs.draft(1, k) + costs.way) / verify
+
     # ------------------------------------------------------------ judging
 
     def _judge(self, done: Round, now: float) -> None:

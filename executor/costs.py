@@ -93,6 +93,10 @@ class Mean:
         self._sum = start or 0.0
 
     @property
+    def empty(self) -> bool:
+        return self._weight == 0.0
+
+    @property
     def value(self) -> float:
         return self._sum / self._weight
 

@@ -31,6 +31,8 @@ def of_answer(asked: Asked, item: DraftedItem, vocabulary_size: int, *, coupled:
 def _draft_fault(draft: DraftedItem | Prepared, k: int, coupled: bool, vocabulary_size: int) -> str:
     """A wrong q row that looks right would show in how often tokens come, so what can be checked is."""
     tokens, q = draft.tokens, draft.q
+    if draft.expected is not None and not 0 <= draft.expected <= k:
+        return f"{draft.expected} guesses that should stand of {k} cannot be"
     if len(tokens) > k or (tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary_size):
         return f"its draft {tokens[:8]} cannot be"
     if not q:

@@ -100,10 +100,12 @@ class Delta:
 
 
 class Guesses(NamedTuple):
-    """A usable draft: its tokens, and what they were drawn from, if they were."""
+    """A usable draft: its tokens, what they were drawn from, if they were, and how many of them should stand,
+    if that is known."""
 
     tokens: list[int]
     q: list[QRow]
+    expected: float | None = None
 
 
 NO_GUESSES = Guesses([], [])

@@ -189,7 +189,7 @@ class Rounds:
         """Cut drafts for which one verification has no room."""
         drafts = [step.request.draft or NO_GUESSES for step in plan]
         lengths = fitted([len(draft.tokens) for draft in drafts], draft_budget(plan, self.verify_tokens))
-        for step, (tokens, q), length in zip(plan, drafts, lengths, strict=True):
+        for step, (tokens, q, _), length in zip(plan, drafts, lengths, strict=True):
             if length < len(tokens):
                 step.request.draft = Guesses(tokens[:length], q[:length])
                 dialogue.refuse(self._lanes, q[length:])
@@ -246,8 +246,12 @@ class Rounds:
         self._say(request, commit(request, draft, verdict, self.max_model_len))
         self._stats.acceptance.record(len(draft), verdict.n_accepted)
         request.verdict = Verdict(base_len, verdict.n_accepted, verdict.next_token)
-        request.draft = request.prepared.get(request.verdict)
+        request.draft = None
         if request.prepared:
+            prepared = request.prepared.get(request.verdict)
+            price = self._controller.price_of_waiting(self._running)
+            if prepared is not None and self._drafting.good_enough(prepared, price):
+                request.draft = prepared
             self._drafting.count(hit=request.draft is not None)
             dialogue.refuse_all(self._lanes, request.prepared.values(), but=request.draft)
             request.prepared = {}

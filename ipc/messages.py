@@ -292,12 +292,13 @@ class DraftItem(Record, frozen=True):
 
 class Prepared(Record, frozen=True):
     """Guesses in case the verdict on what is ahead is that its first `n_accepted` tokens stand and
-    `next_token` follows. `q`: as in DraftedItem."""
+    `next_token` follows. `q`, `expected`: as in DraftedItem."""
 
     n_accepted: int
     next_token: int
     tokens: list[int]
     q: list[QRow] = []
+    expected: float | None = None
 
 
 class DraftedItem(Record, frozen=True):
@@ -308,6 +309,8 @@ class DraftedItem(Record, frozen=True):
     `q`: what each of them was drawn from; empty if none was drawn, and always where acceptance is coupled.
     `prepared`: in answer to an item with something ahead, whose `tokens` are none: a draft for each verdict
     that was guessed, the likeliest first.
+    `expected`: so many of the guesses should stand, from a speculator whose prepared drafts are worse than
+    others; None from all others.
     """
 
     seq: int
@@ -318,6 +321,7 @@ class DraftedItem(Record, frozen=True):
     worth: int | None = None
     q: list[QRow] = []
     prepared: list[Prepared] = []
+    expected: float | None = None
 
 
 class VerifyItem(Record, frozen=True):

@@ -7,6 +7,8 @@ Then come, all in one batch, a draft for each of those verdicts and those of seq
 from __future__ import annotations
 
 from functools import partial
+from itertools import accumulate
+from operator import mul
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ipc import q_rows
@@ -72,6 +74,10 @@ class Outlook(NamedTuple):
 class Speculator(Protocol):
     """Guesses tokens. A sequence is one object from open to close; but for branches, its tokens are committed
     ones."""
+
+    prefers_fresh: bool
+    """Whether it drafts better after what the target has run than in a branch; its confidences then say how
+    good a draft is, and cost nothing."""
 
     @property
     def served(self) -> Served:
@@ -165,10 +171,7 @@ class SpeculatorLane:
         waiting = [item for item in items if not item.ahead]
         verified = [item for item in items if item.ahead]
         scarce = budget is not None and sum(item.k for item in waiting) > budget
-        asks = [
-            self._ask(sequences[item.seq], item.k, scarce=scarce, others=item.hypotheses > 1)
-            for item in waiting
-        ]
+        asks = [self._ask(sequences[item.seq], item.k, item.hypotheses, scarce=scarce) for item in waiting]
         branches, broken = self._guess_verdicts(verified, waiting, sequences, cancelled)
         proposals = self._speculator.propose([*asks, *(branch.ask for branch in branches)], cancelled)
         answers = self._drafted(waiting, asks, proposals[: len(asks)], budget if scarce else None)
@@ -195,6 +198,7 @@ class SpeculatorLane:
                     broken=tokens is None,
                     worth=worth,
                     q=self._q(ask, tokens),
+                    expected=self._expected(ask) if item.hypotheses else None,
                 )
             )
         return answers
@@ -238,7 +242,7 @@ class SpeculatorLane:
                 source = end.sequence if end is not None else None
                 branch = self._branches.fork(sequences[item.seq], assumed, source)
                 room -= 1
-                ask = self._ask(branch.sequence, item.k, others=item.hypotheses > 1)
+                ask = self._ask(branch.sequence, item.k, item.hypotheses)
                 outlooks.append(Outlook(item, branch, ask))
         for seq, end in ends.items():
             self._branches.drop(sequences[seq], end)
@@ -259,7 +263,8 @@ class SpeculatorLane:
                 broken.add(item.seq)
             elif tokens:
                 *stood, next_token = branch.assumed
-                prepared[item.seq].append(Prepared(len(stood), next_token, tokens, self._q(ask, tokens)))
+                draft = tokens, self._q(ask, tokens), self._expected(ask)
+                prepared[item.seq].append(Prepared(len(stood), next_token, *draft))
         return [
             DraftedItem(
                 *(item.seq, item.gen, item.base_len, []),
@@ -281,14 +286,20 @@ class SpeculatorLane:
         self.plane.release([row.at.ref for row in rows if row.at is not None])
         return []
 
-    def _ask(self, sequence: LaneSequence, k: int, *, scarce: bool = False, others: bool = False) -> Ask:
+    def _expected(self, ask: Ask) -> float | None:
+        """How many of the guesses should stand: the sum of the chances that the target gets to each."""
+        if not self._speculator.prefers_fresh or ask.confidences is None:
+            return None
+        return float(sum(accumulate(ask.confidences, mul)))
+
+    def _ask(self, sequence: LaneSequence, k: int, hypotheses: int, *, scarce: bool = False) -> Ask:
         draws = self._draws and sequence.sampling.temperature >= GREEDY_BELOW
         return Ask(
             sequence,
             k,
-            [] if scarce else None,
+            [] if scarce or (hypotheses and self._speculator.prefers_fresh) else None,
             self._drawing() if draws else None,
-            [] if others else None,
+            [] if hypotheses > 1 else None,
         )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from ipc.messages import DraftedItem, DraftItem, LaneSpec, OpenedSequence, SamplingSpec
 from workers.engines.toy import ToyEngine
-from workers.speculator import SpeculatorLane
+from workers.speculator import SpeculatorLane, never
 from workers.speculators.draft import DraftSpeculator
 
 SAMPLED = SamplingSpec(0.9, 1.0, 0, 0.0, 1, 0, (), None)
@@ -136,3 +136,38 @@ def test_branches_leave_the_memory_that_drafts_beside_them_need():
     verified = DraftItem(0, 0, 60, [], K, ahead=ahead, hypotheses=MANY)
     drafted, _ = lane.lane.draft([waits, verified])
     assert len(drafted.tokens) == K
+
+
+class Fresh(DraftSpeculator):
+    """Drafts worse in branches, and is sure of its guesses by halves."""
+
+    prefers_fresh = True
+
+    def propose(self, asks, cancelled=never):
+        proposals = super().propose(asks, cancelled)
+        for ask, tokens in zip(asks, proposals, strict=True):
+            if ask.confidences is not None:
+                ask.confidences[:] = [0.5] * len(tokens)
+        return proposals
+
+
+@pytest.mark.parametrize("hypotheses", [0, 1, MANY])
+def test_one_that_drafts_worse_in_branches_says_how_good_each_draft_is(hypotheses):
+    lane = Lane(blocks=64)
+    lane.lane = SpeculatorLane(Fresh(lane.engine))
+    lane.open(0, 70)
+    (fresh,) = lane.lane.draft([DraftItem(0, 0, 70, [], 3, hypotheses=hypotheses)])
+    assert fresh.expected == (0.875 if hypotheses else None)
+    if hypotheses:
+        (answer,) = lane.prepare((0, 70, fresh.tokens), count=hypotheses)
+        assert answer.prepared
+        assert all(each.expected == 0.96875 for each in answer.prepared)
+
+
+def test_one_that_drafts_alike_everywhere_says_nothing_of_it():
+    lane = Lane(blocks=64)
+    lane.open(0, 70)
+    (ahead,) = lane.draft((0, 70))
+    (answer,) = lane.prepare((0, 70, ahead))
+    assert answer.prepared
+    assert all(each.expected is None for each in answer.prepared)

@@ -345,3 +345,11 @@ def test_without_anybody_who_drafts_there_is_nothing_to_choose():
     run.now = now
     run.until(now + 10.0)
     assert controller.current.k > 1
+
+
+def test_waiting_costs_what_would_be_decoded_meanwhile():
+    controller = Controller(Setting(4, 8), adapts=False)
+    assert controller.price_of_waiting(2) == 0.0  # nothing is known
+    world = World(fixed=0.020, row=0.0, step=0.001, right=1.0, hit=0.0, between=0.0, way=0.001)
+    Run(controller, world, 2).until(5.0)
+    assert controller.price_of_waiting(2) == pytest.approx(2 * 5 * 0.005 / 0.020, rel=0.05)

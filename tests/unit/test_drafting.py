@@ -247,6 +247,8 @@ def test_one_that_is_let_go_while_it_owes_an_answer_is_no_strike():
 @pytest.mark.parametrize(
     ("made", "counted"),
     [
+        (lambda item: msgspec.structs.replace(honest(item), expected=3.5), "invalid"),
+        (lambda item: msgspec.structs.replace(honest(item), expected=float("nan")), "invalid"),
         (lambda item: DraftedItem(item.seq, item.gen, item.base_len, [1] * (item.k + 1)), "invalid"),
         (lambda item: DraftedItem(item.seq, item.gen, item.base_len, [SIZE]), "invalid"),
         (lambda item: DraftedItem(item.seq, item.gen, item.base_len, [-1]), "invalid"),
@@ -289,7 +291,7 @@ def test_rows_that_drafts_were_drawn_from(acceptance, q, used):
     speculator.spec = msgspec.structs.replace(speculator.spec, acceptance=acceptance)
     bench.lanes.answer = lambda item: DraftedItem(item.seq, 0, item.base_len, [1] * 3, worth=2, q=q)
     bench.run()
-    assert bench.requests[0].draft == (None if used is None else ([1, 1], used))
+    assert bench.requests[0].draft == (None if used is None else Guesses([1, 1], used))
     assert bench.stats.invalid == bench.stats.quarantined == (used is None)
 
 
@@ -403,3 +405,19 @@ def test_what_verdicts_bring_is_no_backlog_and_a_newcomer_is_read_whoever_else_h
         its.tokens.append(3)
     assert not bench.run()
     assert bench.lanes.orders()[-1].items[-1].base_len == CATCH_UP_TOKENS + 1
+
+
+def drafted_as(expected: float | None):
+    return lambda item: msgspec.structs.replace(honest(item), expected=expected)
+
+
+def test_a_prepared_draft_that_is_much_worse_than_another_is_not_used_where_waiting_is_cheap():
+    bench = Bench(4)
+    enough = bench.drafting.good_enough
+    assert enough(Guesses([1], [], 0.1), price=0.0)  # nothing is known of others
+    bench.lanes.answer = drafted_as(1.5)
+    bench.run()
+    assert enough(Guesses([1], [], 1.2), price=0.4)
+    assert not enough(Guesses([1], [], 1.0), price=0.4)
+    assert enough(Guesses([1], [], 1.0), price=0.6)
+    assert enough(Guesses([1], [], None), price=0.0)  # its speculator drafts as well in either way

@@ -61,6 +61,8 @@ class Judged(NamedTuple):
 class CascadeSpeculator:
     """Where the head has not got the latest row of a sequence, lookups draft alone, if there are any."""
 
+    prefers_fresh = True
+
     pass_tokens = 0
 
     reused_tokens = 0

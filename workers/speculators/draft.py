@@ -24,6 +24,8 @@ log = logging.getLogger("speclane")
 class DraftSpeculator:
     """A sequence whose logits are no numbers gets no drafts; the others are not affected."""
 
+    prefers_fresh = False
+
     def __init__(self, engine: Engine[Any]) -> None:
         self.served: Served = engine
         self._engine = engine

@@ -17,6 +17,8 @@ _BRANCHES = 1 << 20
 
 
 class ModellessSpeculator(Weightless):
+    prefers_fresh = False
+
     def __init__(self, spec: LaneSpec, bytes_per_token: int) -> None:
         super().__init__(spec, spec.max_model_len, bytes_per_token)
         self._max_model_len = spec.max_model_len
