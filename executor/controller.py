@@ -6,6 +6,7 @@ promises were kept. Settings are tried for a few rounds now and then; one that d
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,6 +28,8 @@ TRIAL_EVERY = 1.0
 """Seconds from one trial to the next …"""
 TRIAL_SHARE = 0.03
 """… or more, so that trials should lose no larger share of the time than this."""
+LONGEST_WITHOUT_TRIAL = 30.0
+"""… but no fewer than this, in seconds: what was seen so long ago may have been an accident."""
 CHOOSE_EVERY = 0.1
 """Seconds after which promises are compared again."""
 STALE_AFTER = 8.0
@@ -158,7 +161,7 @@ class Controller:
         several = done.setting.hypotheses > 0 or done.setting.ubatches == 2
         if self._adapts and (sequences == done.running or several):
             self._judge(done, now)
-            self._look(done.running, now)
+            self._look(done.setting, done.running, now)
 
     def worth_finishing(self, sequences: int) -> bool:
         """Whether drafts that are being prepared are worth waiting for once their verdicts are there.
@@ -185,11 +188,12 @@ class Controller:
         wait = costs.draft(missing, k) + costs.way
         return sequences * verify > ready * (verify + wait)
 
-    def price_of_waiting(self, sequences: int) -> float:
-        """How many tokens are lost while all sequences wait for a draft of one of them."""
-        costs, k = self.costs, self.current.k
+    def price_of_waiting(self, k: int, sequences: int) -> float:
+        """How many tokens are lost while all sequences wait for a draft of k of one of them; without end as
+        long as that is not known."""
+        costs = self.costs
         if not costs.known or k == 0:
-            return 0.0
+            return math.inf
         verify = costs.verify(sequences, sequences * (k + 1)) + costs.between
         return sequences * costs.tokens(k) * (costs.draft(1, k) + costs.way) / verify
 
@@ -215,9 +219,9 @@ class Controller:
             while sum(total for total, _ in self._window) > WINDOW and len(self._window) > 1:
                 self._window.popleft()
 
-    def _look(self, sequences: int, now: float) -> None:
+    def _look(self, setting: Setting, sequences: int, now: float) -> None:
         if self._trial is not None:
-            self._trial_left -= 1
+            self._trial_left -= setting == self._trial  # the round before may have been under way
             if self._trial_left <= 0:
                 self._end_trial(self._trial, sequences, now)
             return
@@ -320,14 +324,16 @@ class Controller:
         if trial is None:
             return
         rounds = max(LEAST_TRIAL_ROUNDS, TRIAL_ROUNDS // sequences) * trial.ubatches
-        lost = 0.0  # by plain rounds it is little, and without them nothing is known of what they would bring
-        if trial != OFF:
+        lost = 0.0  # without plain rounds nothing is known of what they would bring
+        if trial != OFF or _kind(OFF, sequences) in self._seen:
             worse = 1 - self.promise(trial, sequences) / self.promise(self.current, sequences)
             lost = max(0.0, worse) * rounds * self._seconds(trial, sequences)
             lost += self._catch_up if self.current == OFF else 0.0
-        if now - self._tried_at >= lost / TRIAL_SHARE:
+        if now - self._tried_at >= min(lost / TRIAL_SHARE, LONGEST_WITHOUT_TRIAL):
             self._trial, self._trial_left, self._tried = trial, rounds, []
             self._tried_at, self._next_trial = now, now + TRIAL_EVERY
+            if self.current == OFF:
+                self.costs.doubt_drafts()
 
     def _worth_trying(self, sequences: int, now: float) -> Setting | None:
         """The one seen longest ago that may be better than the present one, or plain decoding to compare."""

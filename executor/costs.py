@@ -23,6 +23,7 @@ _MEMORY_SECONDS = 1.0
 """What was accepted counts for 1/e of itself so much later."""
 _ENOUGH = 3.5
 """Observations, of which the older ones count for less."""
+_DOUBTFUL = 0.1
 _MOST_TIMES = 3.0
 _USUAL_FADE = 0.99
 _PRIOR_WEIGHT = 4.0
@@ -49,11 +50,19 @@ class Line:
         self._fade = fade
         self._proportional = proportional
         self._n = self._x = self._y = self._xx = self._xy = 0.0
+        self._sure = False
 
     @property
     def sure(self) -> bool:
-        """Whether it goes through some observations."""
-        return self._n >= _ENOUGH
+        """Whether it goes through some observations, or once did."""
+        self._sure = self._sure or self._n >= _ENOUGH
+        return self._sure
+
+    def doubt(self) -> None:
+        """What was seen counts for next to nothing against what comes."""
+        share = min(1.0, _DOUBTFUL / self._n) if self.sure else 1.0
+        self._n, self._x, self._y = share * self._n, share * self._x, share * self._y
+        self._xx, self._xy = share * self._xx, share * self._xy
 
     def like(self) -> Line:
         """One to begin with, for what is not much different: it counts for no more than the least that is
@@ -97,6 +106,11 @@ class Mean:
         return self._weight == 0.0
 
     @property
+    def sure(self) -> bool:
+        """Whether it is of some observations."""
+        return self._weight >= _ENOUGH
+
+    @property
     def value(self) -> float:
         return self._sum / self._weight
 
@@ -122,9 +136,9 @@ class Costs:
         self._right: list[Mean] = []
         self._usual = Mean(_START_ACCEPTANCE, _USUAL_FADE)
         self._rest = Mean(0.0)
-        self._way: Mean | None = None
+        self._way = Mean(None)
         self._contention = Mean(1.0, _CONTENTION_FADE)
-        self._rehearsed = False
+        self._rehearsed = self._drafted = False
 
     # ------------------------------------------------------------ observations
 
@@ -149,9 +163,16 @@ class Costs:
 
     def drafted(self, sequences: int, steps: int, seconds: float) -> None:
         """The speculator was asked for so many steps for so many sequences. An order costs something
-        besides.
+        besides, and the very first one more than others do: it says nothing.
         """
-        _line(self._draft, sequences, partial(Line, proportional=True)).note(steps, seconds)
+        if self._drafted:
+            _line(self._draft, sequences, partial(Line, proportional=True)).note(steps, seconds)
+        self._drafted = True
+
+    def doubt_drafts(self) -> None:
+        """How long they take was seen long ago."""
+        for line in self._draft.values():
+            line.doubt()
 
     def judged(self, outcome: Outcome, asked: int) -> None:
         """`asked`: for so many tokens the speculator was asked; a place that it left empty is as good as
@@ -176,8 +197,6 @@ class Costs:
 
     def fetched(self, seconds: float) -> None:
         """So long a draft took beyond what was computed for it."""
-        if self._way is None:
-            self._way = Mean(None, _FADE)
         self._way.note(seconds)
 
     def rest(self, seconds: float) -> None:
@@ -213,15 +232,15 @@ class Costs:
     @property
     def way(self) -> float:
         """Seconds from the end of a verification to a draft and back, beyond its computing."""
-        return self.between if self._way is None else self._way.value
+        return self._way.value if self._way.sure else self.between
 
     def verify(self, sequences: int, rows: int) -> float:
         line = _nearest(self._verify, size_class(sequences))
         return line.at(rows)
 
     def draft(self, sequences: int, k: int) -> float:
-        """Nothing, as long as nobody has drafted: who is hoped to be fast is tried."""
-        if not self._draft:
+        """Nothing, as long as nobody has drafted a few times: who is hoped to be fast is tried."""
+        if not any(line.sure for line in self._draft.values()):
             return 0.0
         return _nearest(self._draft, size_class(sequences)).at(k)
 

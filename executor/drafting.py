@@ -8,10 +8,9 @@ all that a speculator can do to a round, whether it is late, dead, starting agai
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from logging import WARNING
 from typing import TYPE_CHECKING, NamedTuple
-
-from msgspec.structs import astuple
 
 from executor import dialogue, draft_fault
 from executor.costs import Mean
@@ -95,8 +94,8 @@ class Drafting:
         self._stats = stats
         self._order: Order | None = None
         self._made: Made | None = None
-        self._fresh = Mean(None)
-        """How many guesses should stand of a draft that was not prepared, where that is known."""
+        self._fresh = defaultdict[int, Mean](partial(Mean, None))
+        """By K, how many guesses should stand of a draft that was not prepared, where that is known."""
         self._answers: list[tuple[float, float, float]] = []
         """Of answers that somebody may have waited for: when asked and answered, and seconds computed."""
         # By what runs, not by incarnation: a lane that starts again is as fast as it was.
@@ -200,10 +199,11 @@ class Drafting:
 
     def good_enough(self, prepared: Guesses, price: float) -> bool:
         """Whether a draft that was prepared is to be used, rather than another waited for, which costs as
-        much as so many tokens."""
-        if prepared.expected is None or self._fresh.empty:
+        much as `price` tokens."""
+        fresh = self._fresh[prepared.k]
+        if prepared.expected is None or fresh.empty or not self.free:
             return True
-        return self._fresh.value - prepared.expected <= price
+        return fresh.value - prepared.expected <= price
 
     def verdict_given(self, requests: Sequence[Request], *, hurry: bool) -> None:
         """What is being prepared for them is needed now; in a `hurry` as far as it has got."""
@@ -349,8 +349,8 @@ class Drafting:
                 pass  # it only caught up
             elif asked.current and not request.verifying and request.finish_reason is None:
                 request.draft = Guesses(item.tokens[: item.worth], item.q[: item.worth])
-                if item.expected is not None:
-                    self._fresh.note(item.expected)
+                if item.expected is not None and item.worth is None:
+                    self._fresh[asked.k].note(item.expected)
                 dialogue.refuse(self._lanes, item.q[len(request.draft.tokens) :])
                 self._stats.spared += len(item.tokens) - len(request.draft.tokens)
             else:
@@ -361,8 +361,9 @@ class Drafting:
         """Keep what was prepared for the verdict, or use it if the verdict has come meanwhile."""
         request = asked.request
         drafts = {}
-        for n_accepted, next_token, *draft in map(astuple, prepared):
-            drafts[Verdict(asked.base_len, n_accepted, next_token)] = Guesses(*draft)
+        for each in prepared:
+            verdict = Verdict(asked.base_len, each.n_accepted, each.next_token)
+            drafts[verdict] = Guesses(each.tokens, each.q, each.expected, asked.k)
         if asked.current:
             request.prepared = drafts
         elif request.gen == asked.gen and request.verdict is not None and not request.verifying:

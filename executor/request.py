@@ -100,12 +100,13 @@ class Delta:
 
 
 class Guesses(NamedTuple):
-    """A usable draft: its tokens, what they were drawn from, if they were, and how many of them should stand,
-    if that is known."""
+    """A usable draft: its tokens, what they were drawn from, if they were. Of one that was prepared, also how
+    many of them should stand, if that is known, and for how many it was asked."""
 
     tokens: list[int]
     q: list[QRow]
     expected: float | None = None
+    k: int = 0
 
 
 NO_GUESSES = Guesses([], [])

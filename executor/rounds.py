@@ -189,7 +189,7 @@ class Rounds:
         """Cut drafts for which one verification has no room."""
         drafts = [step.request.draft or NO_GUESSES for step in plan]
         lengths = fitted([len(draft.tokens) for draft in drafts], draft_budget(plan, self.verify_tokens))
-        for step, (tokens, q, _), length in zip(plan, drafts, lengths, strict=True):
+        for step, (tokens, q, *_), length in zip(plan, drafts, lengths, strict=True):
             if length < len(tokens):
                 step.request.draft = Guesses(tokens[:length], q[:length])
                 dialogue.refuse(self._lanes, q[length:])
@@ -211,10 +211,13 @@ class Rounds:
         now = self._lanes.now()
         drafted_at = [step.request.drafted_at for step in plan]
         outcomes = []
+        price = 0.0
+        if any(step.request.prepared for step in plan):
+            price = self._controller.price_of_waiting(self._setting.k, self._running)
         for request, *_ in plan:
             if not request.pending:
                 draft, verdict = request.draft or NO_GUESSES, verdicts.items[request.seq]
-                self._commit(request, draft.tokens, verdict)
+                self._commit(request, draft.tokens, verdict, price)
                 outcomes.append(Outcome(len(draft.tokens), verdict.n_accepted))
         self.accounting.watch_acceptance(outcomes)
         hurry = not self._controller.worth_finishing(len(plan))
@@ -240,7 +243,8 @@ class Rounds:
         self._began = self._idle_since = now
         self._read = reads
 
-    def _commit(self, request: Request, draft: list[int], verdict: VerifiedItem) -> None:
+    def _commit(self, request: Request, draft: list[int], verdict: VerifiedItem, price: float) -> None:
+        """`price`: see Drafting.good_enough."""
         base_len = len(request.tokens)
         request.strikes = 0
         self._say(request, commit(request, draft, verdict, self.max_model_len))
@@ -249,7 +253,6 @@ class Rounds:
         request.draft = None
         if request.prepared:
             prepared = request.prepared.get(request.verdict)
-            price = self._controller.price_of_waiting(self._running)
             if prepared is not None and self._drafting.good_enough(prepared, price):
                 request.draft = prepared
             self._drafting.count(hit=request.draft is not None)

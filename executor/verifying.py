@@ -85,7 +85,7 @@ class Verifying:
             if request.seq not in target.told:
                 dialogue.open_at(self._lanes, target, request, len(request.tokens))
             since = dialogue.news(target, request)
-            draft, q, _ = request.draft or NO_GUESSES
+            draft, q, *_ = request.draft or NO_GUESSES
             rows_since = _rows_since(request, draft, head, room) if request.speculate else None
             if head is not None and rows_since is not None:
                 room -= (len(request.tokens) + len(draft) - rows_since) * head.row_bytes

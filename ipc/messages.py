@@ -310,7 +310,7 @@ class DraftedItem(Record, frozen=True):
     `prepared`: in answer to an item with something ahead, whose `tokens` are none: a draft for each verdict
     that was guessed, the likeliest first.
     `expected`: so many of the guesses should stand, from a speculator whose prepared drafts are worse than
-    others; None from all others.
+    others; None from all others, and if they were drawn.
     """
 
     seq: int

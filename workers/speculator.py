@@ -45,7 +45,8 @@ class Ask(NamedTuple):
     `drawn_from`: where to draw guesses that are not looked up; None: guess what the target samples, by its
     own noise. What is drawn must not decide over how far the draft goes, nor over its confidence: both follow
     from what it was drawn from, and from the tokens before it.
-    `others`: where to name, for each guess, up to ALTERNATIVES tokens that are less likely, best first.
+    `others`: where to name, for each guess, some tokens that are less likely, best first; of more than
+    ALTERNATIVES no use is made.
     """
 
     sequence: LaneSequence
@@ -287,8 +288,12 @@ class SpeculatorLane:
         return []
 
     def _expected(self, ask: Ask) -> float | None:
-        """How many of the guesses should stand: the sum of the chances that the target gets to each."""
-        if not self._speculator.prefers_fresh or ask.confidences is None:
+        """How many of the guesses should stand: the sum of the chances that the target gets to each.
+
+        Of guesses that are drawn it is not said: it hangs on what was drawn, which must not decide whether
+        the draft is used.
+        """
+        if not self._speculator.prefers_fresh or ask.confidences is None or ask.drawn_from is not None:
             return None
         return float(sum(accumulate(ask.confidences, mul)))
 

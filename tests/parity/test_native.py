@@ -7,11 +7,13 @@ import json
 import pytest
 import torch
 import transformers
+from msgspec.structs import replace
 from small_models import FAMILIES, lane, save
 
 from ipc.messages import LaneSpec
 from workers import linear
 from workers.attention import ROW_BY_ROW
+from workers.blocks import BLOCK
 from workers.engines.engine import Window
 from workers.engines.native import NativeEngine, loading
 from workers.lifecycle import made_ready
@@ -167,6 +169,20 @@ def small(tmp_path_factory):
     return made_ready(NativeEngine(lane(save(tmp_path_factory.mktemp("small"), "llama"), slots=2)))
 
 
+def test_it_says_how_long_its_steps_took(small, tmp_path):
+    """Plain ones and the widest, of as many sequences as there is room for, and of one."""
+
+    def steps(engine):
+        assert all(0 < step.seconds < 10 for step in engine.step_times)
+        return [(step.sequences, step.rows) for step in engine.step_times]
+
+    spec = replace(lane(save(tmp_path, "llama"), slots=2), num_speculative_tokens=3)
+    assert steps(made_ready(NativeEngine(spec))) == [(2, 2), (1, 1), (2, 8), (1, 4)]
+    assert steps(small) == [(2, 2), (1, 1)]  # nobody drafts
+    assert steps(made_ready(NativeEngine(spec), kv_tokens=BLOCK)) == [(1, 1), (1, 1), (1, 4), (1, 4)]
+    assert steps(made_ready(NativeEngine(replace(spec, lane="speculator")))) == []
+
+
 def test_a_cpu_on_which_nothing_agrees_runs_row_by_row_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(loading, "choose", lambda samples, candidates, ways: (plain, ONE_BY_ONE))
     monkeypatch.setattr(loading, "prove_tiling", lambda *shape: ROW_BY_ROW)
@@ -236,13 +252,17 @@ def test_warm_up_leaves_all_slots_free(small):
 @pytest.mark.model
 @pytest.mark.timeout(600)
 def test_greedy_text_equals_transformers_generate(smollm2, greedy):
-    engine = made_ready(NativeEngine(LaneSpec("target", "native", str(smollm2), "fp32", "cpu", 1, 2, 512)))
-    for prompt, expected in zip(*greedy, strict=True):
-        engine.open(0)
-        text, run = [], prompt
-        for position in range(len(prompt) - 1, len(prompt) - 1 + len(expected)):
-            row = engine.forward([Window(0, position + 1 - len(run), run, 1)])
-            run = [int(row.argmax())]
-            text += run
-        engine.close(0)
-        assert text == expected
+    prompts, expected = greedy
+    count = len(prompts)
+    engine = made_ready(
+        NativeEngine(LaneSpec("target", "native", str(smollm2), "fp32", "cpu", 1, count, 512))
+    )
+    for seq in range(count):
+        engine.open(seq)
+    texts = [list(prompt) for prompt in prompts]
+    rows = engine.forward([Window(seq, 0, text, 1) for seq, text in enumerate(texts)])
+    for _ in expected[0]:
+        for text, token in zip(texts, rows.argmax(1).tolist(), strict=True):
+            text.append(token)
+        rows = engine.forward([Window(seq, len(text) - 1, text[-1:], 1) for seq, text in enumerate(texts)])
+    assert texts == [prompt + text for prompt, text in zip(prompts, expected, strict=True)]

@@ -164,6 +164,19 @@ def test_one_that_drafts_worse_in_branches_says_how_good_each_draft_is(hypothese
         assert all(each.expected == 0.96875 for each in answer.prepared)
 
 
+def test_nothing_is_said_of_guesses_that_are_drawn():
+    """It would hang on what was drawn, and whether the draft is used would hang on that: see rejection.py."""
+    lane = Lane(blocks=64)
+    lane.lane = SpeculatorLane(Fresh(lane.engine), None, "rejection")
+    lane.open(0, 70)
+    (fresh,) = lane.lane.draft([DraftItem(0, 0, 70, [], 3, hypotheses=MANY)])
+    assert fresh.q
+    assert fresh.expected is None
+    (answer,) = lane.prepare((0, 70, fresh.tokens))
+    assert answer.prepared
+    assert all(each.expected is None for each in answer.prepared)
+
+
 def test_one_that_drafts_alike_everywhere_says_nothing_of_it():
     lane = Lane(blocks=64)
     lane.open(0, 70)

@@ -242,6 +242,36 @@ def test_where_it_pays_by_what_was_rehearsed_it_speculates_at_once(sequences):
     assert run.rate(0.0, 10.0) >= 0.93 * world.best(controller._candidates(sequences), sequences)
 
 
+def test_a_slow_first_draft_is_no_verdict_on_the_speculator():
+    world = World()
+    run = Run(rehearsed(world, 16), world, 1)
+    world.step = 0.3
+    run.round()
+    world.step = 0.001
+    run.until(10.0)
+    assert run.rate(3.0, 10.0) >= 0.93 * world.best(run.controller._candidates(1), 1)
+
+
+def test_what_was_slow_for_a_while_is_tried_again():
+    """However dear the trial looks by then."""
+    world = World(step=0.5)
+    run = Run(rehearsed(world, 16), world, 1).until(8.0)
+    assert run.controller.current == OFF
+    world.step = 0.001
+    run.until(60.0)
+    assert run.rate(50.0, 60.0) >= 0.9 * world.best(run.controller._candidates(1), 1)
+
+
+@pytest.mark.parametrize("fixed", [0.01, 0.4])
+def test_looking_whether_plain_decoding_is_better_takes_little(fixed):
+    """Also where rounds are long."""
+    world = World(fixed=fixed, row=fixed / 100, step=fixed / 10)
+    start, end = 10.0, max(40.0, 300 * fixed)
+    run = Run(adaptive(), world, 1).until(end)
+    plain = [tokens for at, tokens, setting in run.trace if at > start and setting == OFF]
+    assert 0 < len(plain) * fixed < 0.06 * (end - start)
+
+
 def test_a_number_of_sequences_seen_for_the_first_time_costs_as_the_nearest_does():
     costs = Costs()
     costs.rehearsed([StepTime(16, 16, 0.1), StepTime(16, 128, 0.8)])
@@ -349,7 +379,8 @@ def test_without_anybody_who_drafts_there_is_nothing_to_choose():
 
 def test_waiting_costs_what_would_be_decoded_meanwhile():
     controller = Controller(Setting(4, 8), adapts=False)
-    assert controller.price_of_waiting(2) == 0.0  # nothing is known
+    assert controller.price_of_waiting(4, 2) == math.inf  # nothing is known
     world = World(fixed=0.020, row=0.0, step=0.001, right=1.0, hit=0.0, between=0.0, way=0.001)
     Run(controller, world, 2).until(5.0)
-    assert controller.price_of_waiting(2) == pytest.approx(2 * 5 * 0.005 / 0.020, rel=0.05)
+    assert controller.price_of_waiting(0, 2) == math.inf
+    assert controller.price_of_waiting(4, 2) == pytest.approx(2 * 5 * 0.005 / 0.020, rel=0.05)

@@ -414,10 +414,14 @@ def drafted_as(expected: float | None):
 def test_a_prepared_draft_that_is_much_worse_than_another_is_not_used_where_waiting_is_cheap():
     bench = Bench(4)
     enough = bench.drafting.good_enough
-    assert enough(Guesses([1], [], 0.1), price=0.0)  # nothing is known of others
+    assert enough(Guesses([1], [], 0.1, 3), price=0.0)  # nothing is known of others
     bench.lanes.answer = drafted_as(1.5)
-    bench.run()
-    assert enough(Guesses([1], [], 1.2), price=0.4)
-    assert not enough(Guesses([1], [], 1.0), price=0.4)
-    assert enough(Guesses([1], [], 1.0), price=0.6)
-    assert enough(Guesses([1], [], None), price=0.0)  # its speculator drafts as well in either way
+    bench.run(k=3)
+    assert enough(Guesses([1], [], 1.2, 3), price=0.4)
+    assert not enough(Guesses([1], [], 1.0, 3), price=0.4)
+    assert enough(Guesses([1], [], 1.0, 3), price=0.6)
+    assert enough(Guesses([1], [], 1.0, 2), price=0.0)  # others of that length were not seen yet
+    assert enough(Guesses([1], [], None, 3), price=0.0)  # its speculator drafts as well in either way
+    bench.lanes.answer = NoReply("timeout")
+    bench.run(k=3)
+    assert enough(Guesses([1], [], 1.0, 3), price=0.0)  # nobody is there to make another

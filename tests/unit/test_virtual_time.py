@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
+import workers.speculators.draft
 from executor.bench.simulate import Plan, in_virtual_time
+from workers.branches import FIRST_BRANCH
 from workers.engines.toy import ToyEngine
+from workers.speculator import never
+from workers.speculators.draft import DraftSpeculator
 
 
 def simulated(mode: str, batch: int, **changed: Any) -> dict[str, Any]:
@@ -55,19 +59,29 @@ FIXED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("batch", [1, 8])
+WORLDS: list[dict[str, Any]] = [
+    {},
+    {"acceptance": 0.3},
+    {"acceptance": 0.95},
+    {"draft_ms": 2.5},
+    {"draft_ms": 5, "acceptance": 0.6},
+    {"target_ms": 40, "acceptance": 0.5},
+    {"acceptance": 0.02, "near": 0.0},
+]
+QUICK_AT_EIGHT = ({}, {"acceptance": 0.95}, {"acceptance": 0.02, "near": 0.0})
+
+
 @pytest.mark.parametrize(
-    "world",
+    ("world", "batch"),
     [
-        {},
-        {"acceptance": 0.3},
-        {"acceptance": 0.95},
-        {"draft_ms": 2.5},
-        {"draft_ms": 5, "acceptance": 0.6},
-        {"target_ms": 40, "acceptance": 0.5},
-        {"acceptance": 0.02, "near": 0.0},
+        pytest.param(
+            *(world, batch),
+            id=(",".join(f"{name}={value}" for name, value in world.items()) or "usual") + f"-{batch}",
+            marks=pytest.mark.slow if batch > 1 and world not in QUICK_AT_EIGHT else (),
+        )
+        for world in WORLDS
+        for batch in (1, 8)
     ],
-    ids=lambda world: ",".join(f"{name}={value}" for name, value in world.items()) or "usual",
 )
 def test_the_controller_is_within_five_percent_of_the_best_fixed_setting(world, batch):
     best = max(simulated(batch=batch, **(world | how))["tokens_per_step"] for how in FIXED.values())
@@ -77,6 +91,31 @@ def test_the_controller_is_within_five_percent_of_the_best_fixed_setting(world, 
 def test_the_controller_goes_on_looking_where_few_rounds_have_all_sequences():
     best = max(simulated(batch=32, **how)["tokens_per_step"] for how in FIXED.values())
     assert simulated("auto", 32, new_tokens=400)["tokens_per_step"] >= 0.95 * best
+
+
+class Doubtful(DraftSpeculator):
+    """Says that what it drafts in branches is worth little, though it is as good."""
+
+    prefers_fresh = True
+
+    def propose(self, asks, cancelled=never):
+        proposals = super().propose(asks, cancelled)
+        for ask, tokens in zip(asks, proposals, strict=True):
+            if ask.confidences is not None:
+                ask.confidences[:] = [0.1 if ask.sequence.seq >= FIRST_BRANCH else 0.8] * len(tokens)
+        return proposals
+
+
+def test_prepared_drafts_that_are_worth_too_little_are_made_anew(monkeypatch):
+    """Where waiting costs less than they do: then it goes as if nothing were prepared, and no one is lost."""
+    usual = simulated("outcomes", 1, draft_ms=0.2)
+    monkeypatch.setattr(workers.speculators.draft, "DraftSpeculator", Doubtful)
+    doubtful = simulated("outcomes", 1, draft_ms=0.2)
+    sequential = simulated("sequential", 1, draft_ms=0.2)
+    assert doubtful["acceptance_length"] == usual["acceptance_length"]
+    assert doubtful["hit_rate"] < 0.5 * usual["hit_rate"]
+    assert 0.97 * sequential["tokens_per_step"] < doubtful["tokens_per_step"] < usual["tokens_per_step"]
+    assert simulated("outcomes", 1, draft_ms=2)["hit_rate"] > 0.8  # where waiting is dear
 
 
 def test_what_a_lane_fails_of_is_raised(monkeypatch):

@@ -285,8 +285,10 @@ class CascadeSpeculator:
         the lookups are then seen in its light.
         """
         if chain.drawn_from is not None:
-            likeliest = logits.topk(min(ALTERNATIVES + 1, len(logits))).indices
             proposals = [*lookups, self._undrawn(chain, chain.drawn_from, row)]
+            if not chain.wants_others:
+                return Judged(proposals, ())
+            likeliest = logits.topk(min(ALTERNATIVES + 1, len(logits))).indices
             return Judged(proposals, self._head.tokens[likeliest].tolist())
         expected, draw = self._calibration.expected, chain.draw
         (sample,) = self._sampler.sample(row[None], [draw])

@@ -75,6 +75,7 @@ class Chain:
         # The row of the last token but one and the last token: the target has not run that one yet.
         self.row = held.row if held.end == len(tokens) - 1 else None
         self.depth = held.depth
+        self.wants_others = ask.others is not None
         self.token = tokens[-1]
         self.ended = ask.k == 0
         self._rows: list[Tensor | None] = []
