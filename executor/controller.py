@@ -254,7 +254,7 @@ class Controller:
 
     def _disappoints(self, sequences: int) -> bool:
         seconds = sum(total for total, _ in self._window)
-        if self.current == OFF or seconds < 0.9 * WINDOW or not self.costs.known:
+        if self.current == OFF or seconds < 0.9 * WINDOW or not self.costs.comparable:
             return False
         brought = sum(tokens for _, tokens in self._window) / seconds
         return brought < LEAST_SHARE * self.promise(OFF, sequences)
