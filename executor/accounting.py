@@ -54,6 +54,11 @@ class Ended(NamedTuple):
     busy: float
     wire: float
 
+    @property
+    def rows(self) -> int:
+        """Of logits that were judged."""
+        return sum(outcome.drafted + 1 for outcome in self.outcomes)
+
 
 class Accounting:
     """`collapse`: watches the speculator that there is, if one is watched."""
@@ -91,7 +96,7 @@ class Accounting:
                 *(total, draft, verify, wire),
                 sequences=len(done.plan),
                 running=done.running,
-                rows=sum(outcome.drafted + 1 for outcome in done.outcomes),
+                rows=done.rows,
                 tokens=sum(outcome.accepted + 1 for outcome in done.outcomes),
                 reads=done.reads,
             )
@@ -134,7 +139,7 @@ class Accounting:
             setting=done.setting,
             running=done.running,
             outcomes=done.outcomes,
-            rows=sum(outcome.drafted + 1 for outcome in done.outcomes),
+            rows=done.rows,
             total=done.ended - done.began,
             verify=done.busy,
             waited=done.wait.computed + done.wait.way,
