@@ -279,7 +279,8 @@ class Controller:
             half = -(-sequences // 2)
             verify = costs.verify(half, half * (k + 1)) + costs.between
             # Each lane does one of the two parts while the other lane does the other.
-            return max(verify, costs.draft(half, k) + costs.way)
+            computed = costs.draft(half, k)
+            return max(verify, computed + costs.way) + (costs.contention - 1) * min(verify, computed)
         verify = costs.verify(sequences, sequences * (k + 1)) + costs.between
         draft = costs.draft(sequences, k) + costs.way
         if setting.hypotheses == 0:

@@ -20,11 +20,13 @@ from executor import admission, dialogue
 from executor.address import AttachPolicy
 from executor.admission import Demand, KvRoom
 from executor.collapse import Collapse
+from executor.config import available_cores
 from executor.errors import Closed, InvalidRequest, LaneFailed, RequestFailed, SpeclaneError
 from executor.events import record
 from executor.health import Health, HealthLog
 from executor.lane import LaneState
 from executor.lanes import Lanes
+from executor.layout import contend
 from executor.model import check_length
 from executor.placement import ANYWHERE
 from executor.rounds import Rounds
@@ -274,6 +276,9 @@ class Coordinator:
         self._target_vocabulary = self._rounds.vocabulary = target.vocabulary
         self._rounds.verify_tokens = self._max_verify_tokens or target.pass_tokens
         self.controller.costs.rehearsed(target.step_times)
+        on_cpu = [lane.spec for lane in self.lanes if lane.device_ids == ("cpu",)]
+        if contend(on_cpu, available_cores()):
+            self.controller.costs.contend()
         assert self._lanes.memory is not None, "lanes that serve have a plan"
         self._context = min(self.max_model_len, target.max_model_len)
         self.max_model_len = self._rounds.max_model_len = min(self._context, self._lanes.memory.tokens)

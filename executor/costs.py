@@ -29,6 +29,7 @@ _USUAL_FADE = 0.99
 _PRIOR_WEIGHT = 4.0
 _CONTENTION_FADE = 0.9
 _MOST_CONTENTION = 4.0
+_SHARED_CORES = 2.0
 _START_ACCEPTANCE = 0.6
 _START_HIT = {0: 0.0, 1: 0.3}
 _START_HIT_MANY = 0.6
@@ -148,6 +149,11 @@ class Costs:
             for step in steps:
                 self._verify.setdefault(size_class(step.sequences), Line()).note(step.rows, step.seconds)
         self._rehearsed = len(steps) > 0
+
+    def contend(self) -> None:
+        """Both lanes compute on the same cores: one will take twice the time while the other computes, too,
+        as long as nothing else was measured."""
+        self._contention = Mean(_SHARED_CORES, _CONTENTION_FADE)
 
     def verified(self, sequences: int, rows: int, seconds: float) -> None:
         """The target ran so many rows of logits of so many sequences."""

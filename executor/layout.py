@@ -13,12 +13,23 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from executor.setting import Mode
+    from ipc.messages import LaneSpec
 
 _LOOKUPS = frozenset({"off", "ngram", "suffix"})
 _SHARE = 4
 """A speculator that computes gets one core in so many: a draft step costs far less than a target's."""
 _FEW = 8
 """With fewer, the target's step becomes longer by more than the fifth that drafting takes at most."""
+
+
+_COMPUTE = frozenset({"native", "hf", "eagle", "cascade"})
+"""Engines whose steps take a core's time; others look up, or wait."""
+
+
+def contend(lanes: Sequence[LaneSpec], cores: int) -> bool:
+    """Whether these lanes, all of them on the CPU, have to compute on the same of so many cores."""
+    computing = [lane.threads for lane in lanes if lane.engine in _COMPUTE]
+    return len(computing) > 1 and sum(computing) > cores
 
 
 class Layout(NamedTuple):
