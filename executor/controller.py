@@ -41,7 +41,7 @@ WINDOW = 0.9
 to nothing is accepted: a shorter look would take each for the end of speculation."""
 LEAST_SHARE = 0.95
 """What it must bring of that, or else it is left …"""
-BAN_SECONDS = 1.0
+BAN_SECONDS = 0.5
 """… for this long, and twice as long each time that it comes to that again …"""
 MOST_BAN_SECONDS = 16.0
 FORGIVEN_AFTER = 5.0
@@ -136,7 +136,8 @@ class Controller:
         catches_up, self._spoke = done.setting.k > 0 and not self._spoke, done.setting.k > 0
         if catches_up:
             # The speculator first had to read all that was said without it, which it will not have to again.
-            self._catch_up = done.total
+            usual = self._seconds(done.setting, sequences) if self.costs.comparable else 0.0
+            self._catch_up = max(0.0, done.total - usual)
             return
         costs = self.costs
         if done.setting.hypotheses == 0 or not costs.known:
@@ -155,6 +156,7 @@ class Controller:
         self._judged_at = now
         if done.answered and done.setting.k:
             for outcome in done.outcomes:
+                costs.ended(outcome.drafted, done.setting.k)
                 # What is prepared can be cut short; what is waited for ends where its speculator wants.
                 costs.judged(outcome, outcome.drafted if done.setting.hypotheses else done.setting.k)
         # Where verdicts are guessed or parts take turns, few rounds have all sequences.
@@ -173,7 +175,7 @@ class Controller:
         if not costs.known or k == 0:
             return False
         reach = costs.tokens(k) - costs.tokens(k - 1)
-        brings = costs.hit(self.current.hypotheses) * reach * costs.verify(sequences, sequences * (k + 1))
+        brings = costs.hit(self.current.hypotheses) * reach * costs.verify_drafts(sequences, k)
         return brings > costs.tokens(k) * costs.draft(sequences, k) / k
 
     def worth_waiting(self, ready: int, missing: int) -> bool:
@@ -184,7 +186,7 @@ class Controller:
         costs, sequences, k = self.costs, ready + missing, self.current.k
         if ready == 0 or not costs.known or k == 0:
             return True
-        verify = costs.verify(sequences, sequences * (k + 1)) + costs.between
+        verify = costs.verify_drafts(sequences, k) + costs.between
         wait = costs.draft(missing, k) + costs.way
         return sequences * verify > ready * (verify + wait)
 
@@ -194,7 +196,7 @@ class Controller:
         costs = self.costs
         if not costs.known or k == 0:
             return math.inf
-        verify = costs.verify(sequences, sequences * (k + 1)) + costs.between
+        verify = costs.verify_drafts(sequences, k) + costs.between
         return sequences * costs.tokens(k) * (costs.draft(1, k) + costs.way) / verify
 
     # ------------------------------------------------------------ judging
@@ -277,11 +279,11 @@ class Controller:
             return costs.verify(sequences, sequences) + costs.between
         if setting.ubatches == 2:
             half = -(-sequences // 2)
-            verify = costs.verify(half, half * (k + 1)) + costs.between
+            verify = costs.verify_drafts(half, k) + costs.between
             # Each lane does one of the two parts while the other lane does the other.
             computed = costs.draft(half, k)
             return max(verify, computed + costs.way) + (costs.contention - 1) * min(verify, computed)
-        verify = costs.verify(sequences, sequences * (k + 1)) + costs.between
+        verify = costs.verify_drafts(sequences, k) + costs.between
         draft = costs.draft(sequences, k) + costs.way
         if setting.hypotheses == 0:
             return verify + draft

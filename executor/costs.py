@@ -26,6 +26,7 @@ _ENOUGH = 3.5
 _DOUBTFUL = 0.1
 _MOST_TIMES = 3.0
 _USUAL_FADE = 0.99
+_REACHED_FADE = 0.98
 _PRIOR_WEIGHT = 4.0
 _CONTENTION_FADE = 0.9
 _MOST_CONTENTION = 4.0
@@ -135,6 +136,7 @@ class Costs:
         self._draft: dict[int, Line] = {}
         self._hit: dict[int, Mean] = {}
         self._right: list[Mean] = []
+        self._reached: list[Mean] = []
         self._usual = Mean(_START_ACCEPTANCE, _USUAL_FADE)
         self._rest = Mean(0.0)
         self._way = Mean(None)
@@ -191,6 +193,13 @@ class Costs:
         if asked:
             self._usual.note(float(outcome.accepted > 0))
 
+    def ended(self, drafted: int, k: int) -> None:
+        """A draft of at most k tokens ended after so many: its speculator found more not worth it."""
+        for place in range(k):
+            if len(self._reached) == place:
+                self._reached.append(Mean(None, _REACHED_FADE))
+            self._reached[place].note(float(place < drafted))
+
     def passed(self, seconds: float) -> None:
         """So long after what was judged before."""
         share = math.exp(-seconds / _MEMORY_SECONDS)
@@ -240,9 +249,18 @@ class Costs:
         """Seconds from the end of a verification to a draft and back, beyond its computing."""
         return self._way.value if self._way.sure else self.between
 
-    def verify(self, sequences: int, rows: int) -> float:
+    def verify(self, sequences: int, rows: float) -> float:
         line = _nearest(self._verify, size_class(sequences))
         return line.at(rows)
+
+    def verify_drafts(self, sequences: int, k: int) -> float:
+        """Of drafts of at most k tokens each, as long as such drafts usually are."""
+        length, reach = 0.0, 1.0
+        for place in range(k):
+            if place < len(self._reached):
+                reach = self._reached[place].with_prior(reach, _PRIOR_WEIGHT)
+            length += reach
+        return self.verify(sequences, sequences * (1 + length))
 
     def draft(self, sequences: int, k: int) -> float:
         """Nothing, as long as nobody has drafted a few times: who is hoped to be fast is tried."""
