@@ -384,3 +384,31 @@ def test_waiting_costs_what_would_be_decoded_meanwhile():
     Run(controller, world, 2).until(5.0)
     assert controller.price_of_waiting(0, 2) == math.inf
     assert controller.price_of_waiting(4, 2) == pytest.approx(2 * 5 * 0.005 / 0.020, rel=0.05)
+
+
+def test_a_draft_is_as_long_as_such_drafts_are():
+    """A speculator that ends its drafts early makes long ones cheap to verify."""
+    costs = Costs()
+    costs.rehearsed([StepTime(1, 1, 0.010), StepTime(1, 8, 0.080)])
+    assert costs.verify_drafts(1, 7) == pytest.approx(0.080)
+    for _ in range(300):
+        costs.ended(2, 7)
+    assert costs.verify_drafts(1, 7) == pytest.approx(0.030, rel=0.05)
+    assert costs.verify_drafts(1, 1) == pytest.approx(0.020)
+
+
+def test_lanes_that_share_cores_are_not_taken_to_work_at_once_for_nothing():
+    costs = Costs()
+    costs.contend()
+    assert costs.contention == 2.0
+    costs.verified(1, 8, 0.030)
+    for _ in range(60):
+        costs.overlapped(1, 8, 0.033)
+    assert costs.contention == pytest.approx(1.1, abs=0.01)  # what is measured counts
+    controller = Controller(Setting(7, 16, 2), adapts=True)
+    controller.costs.rehearsed([StepTime(8, rows, 0.001 + 0.001 * rows) for rows in (8, 64)])
+    for _ in range(6):
+        controller.costs.drafted(8, 3, 0.02)
+    apart = controller.promise(Setting(3, 0, 2), 8)
+    controller.costs.contend()
+    assert controller.promise(Setting(3, 0, 2), 8) < controller.promise(Setting(3), 8) < apart

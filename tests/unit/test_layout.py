@@ -7,7 +7,8 @@ import os
 import pytest
 
 from executor import Config
-from executor.layout import Layout, layout
+from executor.layout import Layout, contend, layout
+from ipc.messages import LaneSpec
 
 
 @pytest.mark.parametrize(
@@ -45,3 +46,24 @@ def test_configured(monkeypatch):
     mixed = Config(speculator="cascade", pin=True, target_cores="0", threads=2)
     assert mixed.placements["target"].cores == {0}
     assert [mixed.threads_of(lane) for lane in ("target", "speculator")] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("target", "speculator", "cores", "shared"),
+    [
+        (("native", 2), ("cascade", 2), 2, True),
+        (("native", 1), ("cascade", 1), 2, False),
+        (("native", 1), ("cascade", 1), 1, True),
+        (("hf", 3), ("native", 2), 4, True),
+        (("native", 2), ("ngram", 2), 2, False),
+        (("toy", 2), ("toy", 2), 2, False),
+        (("native", 2), ("remote", 2), 2, False),
+    ],
+)
+def test_lanes_contend_if_both_compute_on_the_same_cores(target, speculator, cores, shared):
+    specs = [
+        LaneSpec(lane, engine, "", "fp32", "cpu", threads, 1, 64)
+        for lane, (engine, threads) in (("target", target), ("speculator", speculator))
+    ]
+    assert contend(specs, cores) == shared
+    assert not contend(specs[:1], 1)
