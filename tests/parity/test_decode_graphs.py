@@ -66,10 +66,16 @@ def engines(request, tmp_path, monkeypatch):
     return made_ready(NativeEngine(spec(directory))), plain, device
 
 
+def _replays(device):
+    return sum(graph.replays for pool in device.pools for graph in pool)
+
+
 @pytest.mark.parametrize("engines", ["llama", "qwen3", "mistral, sliding window"], indirect=True)
 def test_windows_of_all_widths_and_batches_give_the_logits_of_plain_passes(engines):
     graphs, plain, device = engines
     ids = token_ids(200)
+    rehearsed = _replays(device)
+    assert rehearsed == 12  # plain and widest steps, of all sequences and of one, three times each
     length = dict.fromkeys(range(4), 0)
     for both in (graphs, plain):
         for seq in length:
@@ -91,8 +97,7 @@ def test_windows_of_all_widths_and_batches_give_the_logits_of_plain_passes(engin
         length |= ends
     rolled_back = [Window(0, 40, ids[100:103], 3)]
     assert (graphs.forward(rolled_back) - plain.forward(rolled_back)).abs().max() < 1e-4
-    replays = sum(graph.replays for pool in device.pools for graph in pool)
-    assert replays == len(steps)  # all but the prefills, and the one that rolled back
+    assert _replays(device) - rehearsed == len(steps)  # all but the prefills, and the one that rolled back
 
 
 def test_graphs_for_measuring_are_released_and_the_real_ones_stay(engines):

@@ -180,7 +180,6 @@ def test_it_says_how_long_its_steps_took(small, tmp_path):
     assert steps(made_ready(NativeEngine(spec))) == [(2, 2), (1, 1), (2, 8), (1, 4)]
     assert steps(small) == [(2, 2), (1, 1)]  # nobody drafts
     assert steps(made_ready(NativeEngine(spec), kv_tokens=BLOCK)) == [(1, 1), (1, 1), (1, 4), (1, 4)]
-    assert steps(made_ready(NativeEngine(replace(spec, lane="speculator")))) == []
 
 
 def test_a_cpu_on_which_nothing_agrees_runs_row_by_row_and_says_so(tmp_path, monkeypatch):

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 UBATCH = 0
 """A lane runs one batch at a time."""
+_FEW_ROWS = 16
 _FORKS = 64
 """Few enough to run at once, whatever was measured."""
 _GREEDY = SamplingSpec(0.0, 1.0, 0, 0.0, 0, 0, (), None)
@@ -173,13 +174,14 @@ class PagedEngine(ABC):
         """Plain steps and the widest windows, of as many sequences as there may be and of one; timed."""
         seqs = self._open_unnamed(min(self._spec.max_sequences, self._kv.pool.blocks))
         widest = min(self._spec.num_speculative_tokens + 1, self.max_model_len, BLOCK)
-        rehearsals = 3 if self._spec.lane == "target" else 1  # of a drafting model nobody asks
         self._step_times = []
         for count in sorted({1, widest}):
             for several in (seqs, seqs[:1]):
-                took = [self._rehearsed(several, count) for _ in range(rehearsals)]
-                if len(took) > 1:  # the first step of a kind sets things up
-                    self._step_times.append(StepTime(len(several), len(several) * count, min(took[1:])))
+                rows = len(several) * count
+                often = 3 if rows <= _FEW_ROWS else 1  # by rows, not by time: all ranks run the same steps
+                took = [self._rehearsed(several, count) for _ in range(often)]
+                # The first step of a kind sets things up, which is little beside one of many rows.
+                self._step_times.append(StepTime(len(several), rows, min(took[1:] or took)))
         self._close_unnamed(seqs)
 
     def _rehearsed(self, seqs: Sequence[int], count: int) -> float:
