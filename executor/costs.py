@@ -7,11 +7,14 @@ Times in seconds, for so many sequences at once. Everything fades, so that what 
 from __future__ import annotations
 
 import math
+from copy import copy
 from functools import partial
+from itertools import accumulate
+from operator import mul
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ipc.messages import StepTime
 
@@ -57,24 +60,28 @@ class Line:
     @property
     def sure(self) -> bool:
         """Whether it goes through some observations, or once did."""
-        self._sure = self._sure or self._n >= _ENOUGH
         return self._sure
 
     def doubt(self) -> None:
         """What was seen counts for next to nothing against what comes."""
-        share = min(1.0, _DOUBTFUL / self._n) if self.sure else 1.0
-        self._n, self._x, self._y = share * self._n, share * self._x, share * self._y
-        self._xx, self._xy = share * self._xx, share * self._xy
+        if self.sure:
+            self._fade_to(_DOUBTFUL)
 
     def like(self) -> Line:
         """One to begin with, for what is not much different: it counts for no more than the least that is
         sure.
         """
-        line = Line(self._fade, proportional=self._proportional)
-        share = min(1.0, _ENOUGH / self._n) if self._n else 1.0
-        line._n, line._x, line._y = share * self._n, share * self._x, share * self._y
-        line._xx, line._xy = share * self._xx, share * self._xy
+        line = copy(self)
+        line._fade_to(_ENOUGH)
+        line._sure = line._n >= _ENOUGH
         return line
+
+    def _fade_to(self, most: float) -> None:
+        """Count for no more than so many observations."""
+        if self._n > most:
+            share = most / self._n
+            self._n, self._x, self._y = share * self._n, share * self._x, share * self._y
+            self._xx, self._xy = share * self._xx, share * self._xy
 
     def note(self, x: float, y: float) -> None:
         if self.sure:
@@ -82,6 +89,7 @@ class Line:
         fade = self._fade
         self._n, self._x, self._y = fade * self._n + 1, fade * self._x + x, fade * self._y + y
         self._xx, self._xy = fade * self._xx + x * x, fade * self._xy + x * y
+        self._sure = self._sure or self._n >= _ENOUGH
 
     def at(self, x: float) -> float:
         """Never falls with x, and goes towards zero no faster than x does: what else comes out is noise, and
@@ -255,11 +263,7 @@ class Costs:
 
     def verify_drafts(self, sequences: int, k: int) -> float:
         """Of drafts of at most k tokens each, as long as such drafts usually are."""
-        length, reach = 0.0, 1.0
-        for place in range(k):
-            if place < len(self._reached):
-                reach = self._reached[place].with_prior(reach, _PRIOR_WEIGHT)
-            length += reach
+        length = sum(_by_place(self._reached, 1.0, k))
         return self.verify(sequences, sequences * (1 + length))
 
     def draft(self, sequences: int, k: int) -> float:
@@ -276,9 +280,7 @@ class Costs:
 
         Where little was seen lately, it is about as likely as one place before, the first as likely as usual.
         """
-        value = self._usual.value
-        for mean in self._right[: place + 1]:
-            value = mean.with_prior(value, _PRIOR_WEIGHT)
+        *_, value = _by_place(self._right, self._usual.value, place + 1)
         return value
 
     def tokens(self, k: int) -> float:
@@ -286,17 +288,23 @@ class Costs:
 
         1 + a₁ + a₁a₂ + …, with the acceptance a by place (arXiv 2211.17192, equation 1, for one a).
         """
-        total = reach = 1.0
-        for place in range(k):
-            reach *= self.acceptance(place)
-            total += reach
-        return total
+        reaches = accumulate(_by_place(self._right, self._usual.value, k), mul)
+        return float(sum(reaches, 1.0))
 
     def _hit_of(self, hypotheses: int) -> Mean:
         many = min(hypotheses, 2)
         if many not in self._hit:
             self._hit[many] = Mean(_START_HIT.get(many, _START_HIT_MANY))
         return self._hit[many]
+
+
+def _by_place(means: Sequence[Mean], first: float, k: int) -> Iterator[float]:
+    """Of the first k places. Where little was seen it is about as one place before, at first as `first`."""
+    value = first
+    for place in range(k):
+        if place < len(means):
+            value = means[place].with_prior(value, _PRIOR_WEIGHT)
+        yield value
 
 
 def size_class(sequences: int) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from confident import Confident
 
 from ipc.messages import DraftedItem, DraftItem, LaneSpec, OpenedSequence, SamplingSpec
 from workers.engines.toy import ToyEngine
-from workers.speculator import SpeculatorLane, never
+from workers.speculator import SpeculatorLane
 from workers.speculators.draft import DraftSpeculator
 
 SAMPLED = SamplingSpec(0.9, 1.0, 0, 0.0, 1, 0, (), None)
@@ -138,23 +139,10 @@ def test_branches_leave_the_memory_that_drafts_beside_them_need():
     assert len(drafted.tokens) == K
 
 
-class Fresh(DraftSpeculator):
-    """Drafts worse in branches, and is sure of its guesses by halves."""
-
-    prefers_fresh = True
-
-    def propose(self, asks, cancelled=never):
-        proposals = super().propose(asks, cancelled)
-        for ask, tokens in zip(asks, proposals, strict=True):
-            if ask.confidences is not None:
-                ask.confidences[:] = [0.5] * len(tokens)
-        return proposals
-
-
 @pytest.mark.parametrize("hypotheses", [0, 1, MANY])
 def test_one_that_drafts_worse_in_branches_says_how_good_each_draft_is(hypotheses):
     lane = Lane(blocks=64)
-    lane.lane = SpeculatorLane(Fresh(lane.engine))
+    lane.lane = SpeculatorLane(Confident(lane.engine))
     lane.open(0, 70)
     (fresh,) = lane.lane.draft([DraftItem(0, 0, 70, [], 3, hypotheses=hypotheses)])
     assert fresh.expected == (0.875 if hypotheses else None)
@@ -167,7 +155,7 @@ def test_one_that_drafts_worse_in_branches_says_how_good_each_draft_is(hypothese
 def test_nothing_is_said_of_guesses_that_are_drawn():
     """It would hang on what was drawn, and whether the draft is used would hang on that: see rejection.py."""
     lane = Lane(blocks=64)
-    lane.lane = SpeculatorLane(Fresh(lane.engine), None, "rejection")
+    lane.lane = SpeculatorLane(Confident(lane.engine), None, "rejection")
     lane.open(0, 70)
     (fresh,) = lane.lane.draft([DraftItem(0, 0, 70, [], 3, hypotheses=MANY)])
     assert fresh.q

@@ -7,13 +7,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from confident import Confident
 
 import workers.speculators.draft
 from executor.bench.simulate import Plan, in_virtual_time
-from workers.branches import FIRST_BRANCH
 from workers.engines.toy import ToyEngine
-from workers.speculator import never
-from workers.speculators.draft import DraftSpeculator
 
 
 def simulated(mode: str, batch: int, **changed: Any) -> dict[str, Any]:
@@ -93,17 +91,8 @@ def test_the_controller_goes_on_looking_where_few_rounds_have_all_sequences():
     assert simulated("auto", 32, new_tokens=400)["tokens_per_step"] >= 0.95 * best
 
 
-class Doubtful(DraftSpeculator):
-    """Says that what it drafts in branches is worth little, though it is as good."""
-
-    prefers_fresh = True
-
-    def propose(self, asks, cancelled=never):
-        proposals = super().propose(asks, cancelled)
-        for ask, tokens in zip(asks, proposals, strict=True):
-            if ask.confidences is not None:
-                ask.confidences[:] = [0.1 if ask.sequence.seq >= FIRST_BRANCH else 0.8] * len(tokens)
-        return proposals
+class Doubtful(Confident):
+    of_sequences, of_branches = 0.8, 0.1
 
 
 def test_prepared_drafts_that_are_worth_too_little_are_made_anew(monkeypatch):
