@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from executor.bench.ceiling import Alone, Counters, Occupancy, occupancy, report
-from executor.bench.decode_plan import OFF, total_threads
+from executor.bench.decode_plan import total_threads
 from executor.bench.machine import machine
 from executor.bench.peers import Peer, PeerRun, Terms, peer_row, run_peer
 from executor.config import available_cores
@@ -134,7 +134,7 @@ def measure(plan: Plan, executors: dict[Variant, LLM], progress: Callable[[str],
     digests = {variant: {digest(run.outputs) for run in several} for variant, several in runs.items()}
     bound = [digests[variant] for variant in runs if variant.bound(plan.temperature)]
     rows = _rows(plan, runs)
-    off = next((row["tok_s"] for row in rows if row["mode"] == "off"), None)
+    off = next((row["tok_s"] for row in rows if row["method"] == plan.name(plan.plain)), None)
     rows += [peer_row(peer, seen, terms, off) for peer, seen in others.items()]
     agreed = {
         "tokens_agree": len(set().union(*digests.values())) == 1,
@@ -238,11 +238,11 @@ def _rows(plan: Plan, runs: dict[Variant, list[Run]]) -> list[dict[str, Any]]:
     rows = []
     for variant, several in runs.items():
         # Lanes that take turns do not disturb each other.
-        turns = several if variant == OFF else runs.get(variant._replace(mode="sequential"), several)
+        turns = several if variant.mode == "off" else runs.get(variant._replace(mode="sequential"), several)
         seen = [run.occupancy for run in several]
-        plain = Alone([run.occupancy for run in runs.get(OFF, [])])
+        plain = Alone([run.occupancy for run in runs.get(plan.plain._replace(lanes=variant.lanes), [])])
         occupied = report(seen, Alone([run.occupancy for run in turns]) or Alone(seen), plain)
-        rows.append(_row(plan, variant, runs, medians[variant], medians.get(OFF)) | occupied)
+        rows.append(_row(plan, variant, runs, medians[variant], medians.get(plan.plain)) | occupied)
     return rows
 
 
@@ -255,6 +255,7 @@ def _row(
     return {
         "mode": variant.mode,
         "acceptance": variant.acceptance,
+        "lanes": variant.lanes,
         "engine": "speclane",
         "method": plan.name(variant),
         "batch": plan.config.max_sequences,
@@ -264,7 +265,9 @@ def _row(
         "rounds": total.acceptance.rounds,
         "round_ms": _split([time for run in several for time in run.round_times]),
         "tok_s_each": [round(run.tokens_per_second, 3) for run in several],
-        "categories": {name: _category(name, several, runs.get(OFF)) for name in several[-1].categories},
+        "categories": {
+            name: _category(name, several, runs.get(plan.plain)) for name in several[-1].categories
+        },
     }
 
 
@@ -298,6 +301,7 @@ def _circumstances(plan: Plan, prompts: Sequence[Sequence[int]]) -> dict[str, An
         "speculator": config.speculator,
         "k": config.num_speculative_tokens,
         "acceptance": ",".join(plan.ways),
+        "lanes": ",".join(plan.lanes),
         "engine": config.engine,
         "dtype": config.dtype,
         "device": config.device,

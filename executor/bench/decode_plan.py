@@ -1,11 +1,12 @@
-"""What `bench decode` is to measure: which modes, by which acceptance, on which prompts, how often. Pure."""
+"""What `bench decode` is to measure: which modes, by which acceptance, in which lanes, on which prompts, how
+often. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, get_args
 
-from executor.config import MAX_SEQUENCES, available_cores
+from executor.config import MAX_SEQUENCES, Hosting, available_cores
 from executor.errors import InvalidConfig
 from ipc.messages import Acceptance
 
@@ -21,34 +22,35 @@ T = TypeVar("T", bound=str)
 Mode = Literal["off", "sequential", "ahead", "outcomes", "auto"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 ACCEPTANCES: tuple[Acceptance, ...] = get_args(Acceptance)
+HOSTINGS: tuple[Hosting, ...] = get_args(Hosting)
 
 
 class Variant(NamedTuple):
-    """A row of results. `acceptance`: how drafts are judged; None where there are none."""
+    """A row of results. `acceptance`: how drafts are judged; None where there are none. `lanes`: in what they
+    live."""
 
     mode: Mode
     acceptance: Acceptance | None
+    lanes: Hosting
 
     def bound(self, temperature: float) -> bool:
         """Whether its text is the same whatever is drafted."""
         return self.acceptance in (None, "coupled") or temperature == 0.0
 
 
-OFF = Variant("off", None)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What to measure. `config` is that of the speculating modes; a prompt's seed is `seed` + its index.
 
-    `acceptances`: each mode is measured by each of them; none: by that of `config`. `timeline`: whether
-    executors keep what their lanes did last; see `LLM.trace`.
+    `acceptances`, `hostings`: each mode is measured by each of them and in each kind of lanes; none: as
+    `config` says. `timeline`: whether executors keep what their lanes did last; see `LLM.trace`.
     """
 
     config: Config
     prompts: Sequence[Prompt]
     modes: Sequence[Mode]
     acceptances: Sequence[Acceptance] = ()
+    hostings: Sequence[Hosting] = ()
     new_tokens: int
     temperature: float
     seed: int
@@ -62,32 +64,45 @@ class Plan:
         return self.acceptances or (self.config.acceptance,)
 
     @property
+    def lanes(self) -> Sequence[Hosting]:
+        return self.hostings or (self.config.lanes,)
+
+    @property
     def variants(self) -> list[Variant]:
-        """Modes in their order, each by all ways of acceptance."""
+        """Modes in their order, each by all ways of acceptance; all of them in the first kind of lanes, then
+        in the next."""
         return [
-            variant
+            Variant(mode, way, lanes)
+            for lanes in self.lanes
             for mode in self.modes
-            for variant in ([OFF] if mode == "off" else [Variant(mode, way) for way in self.ways])
+            for way in ([None] if mode == "off" else self.ways)
         ]
 
+    @property
+    def plain(self) -> Variant:
+        """With what the others are compared, if it is measured."""
+        return Variant("off", None, self.lanes[0])
+
     def name(self, variant: Variant) -> str:
-        """`sequential`; or `sequential block`, where there are several ways."""
-        if variant.acceptance is None or len(self.ways) == 1:
-            return variant.mode
-        return f"{variant.mode} {variant.acceptance}"
+        """`sequential`; or `sequential block inline`, where there are several ways and kinds of lanes."""
+        words: list[str] = [variant.mode]
+        if variant.acceptance is not None and len(self.ways) > 1:
+            words.append(variant.acceptance)
+        if len(self.lanes) > 1:
+            words.append(variant.lanes)
+        return " ".join(words)
 
     def config_of(self, variant: Variant) -> Config:
         """Of the executor that is measured."""
         config, trace = self.config, self.config.trace
         if trace is not None:
             trace = trace.with_stem(f"{trace.stem}-{self.name(variant).replace(' ', '-')}")
+        config = replace(config, lanes=variant.lanes, trace=trace)
         if variant.mode == "off" or variant.acceptance is None:
-            return replace(config, speculator="off", trace=trace)
+            return replace(config, speculator="off")
         # What was said of hypotheses is for the modes that have some.
         hypotheses = 0 if variant.mode == "sequential" else config.hypotheses
-        return replace(
-            config, mode=variant.mode, acceptance=variant.acceptance, hypotheses=hypotheses, trace=trace
-        )
+        return replace(config, mode=variant.mode, acceptance=variant.acceptance, hypotheses=hypotheses)
 
 
 def at_batches(plan: Plan, batches: Sequence[int]) -> list[Plan]:
@@ -109,6 +124,11 @@ def parse_modes(text: str) -> list[Mode]:
 def parse_acceptances(text: str) -> list[Acceptance]:
     """`coupled,rejection`. Raises InvalidConfig."""
     return _parse("acceptance", text, ACCEPTANCES)
+
+
+def parse_lanes(text: str) -> list[Hosting]:
+    """`process,inline`. Raises InvalidConfig."""
+    return _parse("lanes", text, HOSTINGS)
 
 
 def parse_batches(text: str) -> list[int]:

@@ -65,7 +65,8 @@ class _Runs:
 def decode(runs: _Runs, model: ModelOptions, as_json: o.Json = False, verbose: o.Verbose = False) -> None:
     """Tokens per second with and without speculation, in turns; status 1 if their tokens differ.
 
-    With --acceptance rejection or block and a temperature they may. Several, with commas, are compared.
+    With --acceptance rejection or block and a temperature they may. Several of --acceptance or --lanes, with
+    commas, are compared.
     """
     log_to_stderr(verbose=verbose)
     plan = _plan(runs, model)
@@ -93,7 +94,13 @@ def decode(runs: _Runs, model: ModelOptions, as_json: o.Json = False, verbose: o
 
 def _plan(runs: _Runs, model: ModelOptions) -> "Plan":
     """Raises InvalidConfig or InvalidRequest before anything is loaded."""
-    from executor.bench.decode_plan import Plan, parse_acceptances, parse_batches, parse_modes
+    from executor.bench.decode_plan import (
+        Plan,
+        parse_acceptances,
+        parse_batches,
+        parse_lanes,
+        parse_modes,
+    )
     from executor.bench.peers import find_peers
     from executor.bench.prompts import COPY_HEAVY, SHIPPED, read_prompts
     from executor.config import local_path
@@ -105,6 +112,7 @@ def _plan(runs: _Runs, model: ModelOptions) -> "Plan":
     batches = parse_batches(runs.batch)
     modes = parse_modes(runs.modes)
     ways = parse_acceptances(model.acceptance)
+    hostings = parse_lanes(model.lanes)
     speculating = [mode for mode in modes if mode != "off"]
     if model.speculator == "off" and speculating:
         raise InvalidConfig(
@@ -120,10 +128,13 @@ def _plan(runs: _Runs, model: ModelOptions) -> "Plan":
     if runs.peers is not None and runs.raw:
         raise InvalidConfig("raw", "raw contradicts --peers, whose prompts are chats; leave --raw out")
     return Plan(
-        config=replace(model, acceptance=ways[0]).config(max_sequences=batches[0], reuse_prefixes=False),
+        config=replace(model, acceptance=ways[0], lanes=hostings[0]).config(
+            max_sequences=batches[0], reuse_prefixes=False
+        ),
         prompts=read_prompts(prompts, runs.limit, runs.each),
         modes=modes,
         acceptances=ways,
+        hostings=hostings,
         new_tokens=runs.new_tokens,
         temperature=runs.temperature,
         seed=runs.seed,

@@ -81,6 +81,19 @@ def test_decode_by_each_acceptance_side_by_side() -> None:
     assert all(rows[f"sequential {way}"]["acceptance_length"] > 1 for way in ways)
 
 
+def test_decode_in_processes_and_inline_side_by_side() -> None:
+    options = ("--new-tokens", "16", "--limit", "2", "--repeat", "1", "--lanes", "process,inline")
+    done = bench("decode", *TOY, *DRAFT, *options, "--json")
+    result = json.loads(done.stdout)
+    assert (done.returncode, result["lanes"], result["tokens_agree"]) == (0, "process,inline", True)
+    found = [(row["method"], row["lanes"]) for row in result["rows"]]
+    assert found == [
+        (f"{mode} {own}", own) for own in ("process", "inline") for mode in ("off", "sequential")
+    ]
+    off, _, other, _ = result["rows"]
+    assert (off["speedup"], other["speedup"]) == (1.0, pytest.approx(other["tok_s"] / off["tok_s"], abs=1e-3))
+
+
 def test_a_run_is_not_known_by_heart_in_the_next_one() -> None:
     lengths = []
     for repeat in ("1", "3"):

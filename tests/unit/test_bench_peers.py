@@ -172,6 +172,22 @@ def test_each_mode_is_measured_by_each_acceptance_but_the_one_without_drafts(tmp
     assert single.config_of(*single.variants).acceptance == "block"
 
 
+def test_each_mode_is_measured_in_each_kind_of_lanes(tmp_path) -> None:
+    config = Config(
+        engine="toy", target="vocabulary=128", speculator="vocabulary=128", trace=str(tmp_path / "t.json")
+    )
+    rest = {"prompts": (), "new_tokens": 1, "temperature": 0.8, "seed": 0, "repeat": 1}
+    plan = Plan(config=config, modes=("off", "auto"), hostings=("process", "inline"), **rest)
+    configs = {plan.name(each): plan.config_of(each) for each in plan.variants}
+    assert list(configs) == ["off process", "auto process", "off inline", "auto inline"]
+    assert [its.lanes for its in configs.values()] == ["process", "process", "inline", "inline"]
+    assert [its.speculator for its in configs.values()] == ["off", "vocabulary=128"] * 2
+    assert configs["auto inline"].trace.name == "t-auto-inline.json"
+    assert plan.name(plan.plain) == "off process"
+    single = Plan(config=configs["auto inline"], modes=("auto",), **rest)
+    assert [single.config_of(each).lanes for each in single.variants] == ["inline"]
+
+
 @pytest.mark.parametrize(("modes", "threads"), [(("off", "sequential"), 1), (("off", "ahead"), 2)])
 def test_threads_in_total_are_those_that_compute_at_once(modes, threads: int) -> None:
     config = Config(engine="toy", target="vocabulary=128", speculator="vocabulary=128", threads=1)

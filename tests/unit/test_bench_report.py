@@ -135,6 +135,7 @@ def row(mode: str, batch: int, speed: float, acceptance: str | None = None) -> d
     return {
         "mode": mode,
         "acceptance": acceptance,
+        "lanes": "process",
         "engine": "speclane",
         "method": f"{mode} {acceptance}" if acceptance == "block" else mode,
         "batch": batch,

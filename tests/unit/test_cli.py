@@ -117,6 +117,13 @@ def test_acceptances() -> None:
     assert no.value.field == "acceptance"
 
 
+def test_kinds_of_lanes() -> None:
+    assert decode_plan.parse_lanes("inline,process") == ["inline", "process"]
+    with pytest.raises(InvalidConfig, match="lanes has no 'thread', only process, inline") as no:
+        decode_plan.parse_lanes("process,thread")
+    assert no.value.field == "lanes"
+
+
 def test_digest_tells_outputs_apart() -> None:
     outputs = [[[1, 2], [3]], [[1], [2, 3]], [[12], [3]], [[1, 2, 3]], [[1, 2], [3], []]]
     assert len({decode.digest(output) for output in outputs}) == len(outputs)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 _MODE_KINDS = {"off": "e", "sequential": "a", "ahead": "b", "outcomes": "c", "auto": "d"}
 _ACCEPTANCE_KINDS = {None: "", "coupled": "", "rejection": " dash", "block": " dot"}
+_INLINE_KIND = " mix"
 _PEER_KINDS = ("other", "other dash", "other dot", "other mix")
 _WORK_KINDS = {"verify": "a", "draft": "b", "prepare": "c", "catch up": "d", "commit": "e"}
 _LOSSES = {"wire": "b", "coordinator": "c", "bubble": "d", "contention": "e"}
@@ -192,8 +193,9 @@ def _name(row: Row) -> str:
 
 
 def _kind(row: Row) -> str:
-    """Of a line: its colour is the mode's, its strokes are the acceptance's."""
-    return _MODE_KINDS[row["mode"]] + _ACCEPTANCE_KINDS[row["acceptance"]]
+    """Of a line: its colour is the mode's, its strokes the acceptance's or those of inline lanes."""
+    strokes = _INLINE_KIND if row["lanes"] == "inline" else _ACCEPTANCE_KINDS[row["acceptance"]]
+    return _MODE_KINDS[row["mode"]] + strokes
 
 
 def _legend(series: Sequence[Series]) -> str:
