@@ -15,7 +15,7 @@ from executor.costs import Costs, Mean, Outcome, size_class
 from executor.setting import Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 OFF = Setting(0)
 HYSTERESIS = 1.04
@@ -234,9 +234,9 @@ class Controller:
             self._use(OFF, "it brought less than no speculation", now)
             self._next_trial = max(self._next_trial, now + TRIAL_EVERY)
         elif now >= self._next_choice:
-            self._choose(sequences, now)
-            if now >= self._next_trial:
-                self._try_another(sequences, now)
+            promises = self._choose(sequences, now)
+            if promises and now >= self._next_trial:
+                self._try_another(promises, sequences, now)
 
     def _use(self, setting: Setting, reason: str, now: float) -> None:
         if (setting == OFF) != (self.current == OFF):
@@ -293,18 +293,20 @@ class Controller:
         waits = verify + (1 - hit**sequences) * draft
         return waits if sequences == 1 else min(waits, verify * (2 - hit))
 
-    def _choose(self, sequences: int, now: float) -> None:
+    def _choose(self, sequences: int, now: float) -> dict[Setting, float]:
+        """Returns what each candidate promises; nothing as long as they cannot be compared."""
         self._next_choice = now + CHOOSE_EVERY
         if not self.costs.comparable:
-            return
+            return {}
         # Kinds of speculation differ in their time, which is known, and share what is accepted.
-        allowed = [OFF] if now < self._banned_until else self._candidates(sequences)
-        best = max(allowed, key=lambda setting: self.promise(setting, sequences))
+        promises = {setting: self.promise(setting, sequences) for setting in self._candidates(sequences)}
+        best = OFF if now < self._banned_until else max(promises, key=promises.__getitem__)
         enough = self.promise(self.current, sequences) * (1.0 if best == OFF else HYSTERESIS)
-        if best != self.current and self.promise(best, sequences) > enough:
+        if best != self.current and promises[best] > enough:
             self._use(best, "", now)
-        plain = self.promise(OFF, sequences)
-        self.reason = f"promises {self.promise(self.current, sequences) / plain:.2f} times plain decoding"
+        share = self.promise(self.current, sequences) / promises[OFF]
+        self.reason = f"promises {share:.2f} times plain decoding"
+        return promises
 
     def _last(self, setting: Setting, sequences: int) -> float:
         """When settings of its kind were last seen."""
@@ -317,19 +319,19 @@ class Controller:
         parts = (1, 2) if sequences > 1 and longest.ubatches > 1 else (1,)
         return [OFF] + [Setting(k, n, parts_) for k in lengths for n in budgets for parts_ in parts]
 
-    def _try_another(self, sequences: int, now: float) -> None:
+    def _try_another(self, promises: Mapping[Setting, float], sequences: int, now: float) -> None:
         """Now and then a kind of setting that was not seen for long: plain rounds, or the best of a kind.
 
         Of what it will cost so much time has to have passed that it is but a small share.
         """
         self._next_trial = now + CHOOSE_EVERY
-        trial = self._worth_trying(sequences, now) if self.costs.comparable else None
+        trial = self._worth_trying(promises, sequences, now)
         if trial is None:
             return
         rounds = max(LEAST_TRIAL_ROUNDS, TRIAL_ROUNDS // sequences) * trial.ubatches
         lost = 0.0  # without plain rounds nothing is known of what they would bring
         if trial != OFF or _kind(OFF, sequences) in self._seen:
-            worse = 1 - self.promise(trial, sequences) / self.promise(self.current, sequences)
+            worse = 1 - promises[trial] / self.promise(self.current, sequences)
             lost = max(0.0, worse) * rounds * self._seconds(trial, sequences)
             lost += self._catch_up if self.current == OFF else 0.0
         if now - self._tried_at >= min(lost / TRIAL_SHARE, LONGEST_WITHOUT_TRIAL):
@@ -338,9 +340,8 @@ class Controller:
             if self.current == OFF:
                 self.costs.doubt_drafts()
 
-    def _worth_trying(self, sequences: int, now: float) -> Setting | None:
+    def _worth_trying(self, promises: Mapping[Setting, float], sequences: int, now: float) -> Setting | None:
         """The one seen longest ago that may be better than the present one, or plain decoding to compare."""
-        promises = {s: self.promise(s, sequences) for s in self._candidates(sequences)}
         if self.current == OFF:
             # By what it was left for, only the shortest drafts look good.
             return max((s for s in promises if s.k >= min(3, self._longest.k)), key=promises.__getitem__)
