@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from llguidance import LLMatcher
-
 from executor.errors import InvalidRequest
 from ipc.codec import MAX_STRING_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from llguidance import LLMatcher
     from llguidance._lib import JsonCompileOptions
 
 Kind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
@@ -32,7 +31,7 @@ class Grammar:
         if self.kind not in get_args(Kind):
             kinds = ", ".join(get_args(Kind))
             raise InvalidRequest("grammar", f"its kind must be one of {kinds}, got {self.kind!r}; try regex")
-        if problem := LLMatcher.validate_grammar(self.compiled):
+        if problem := _matcher().validate_grammar(self.compiled):
             problem = " ".join(problem.split())[:500]
             raise InvalidRequest("grammar", f"{self.kind} cannot be followed: {problem}")
         if len(self.compiled.encode()) > MAX_STRING_BYTES:
@@ -49,11 +48,11 @@ class Grammar:
             case "json_schema", str() | dict():
                 return self._schema(self.value)
             case "regex", str():
-                return LLMatcher.grammar_from_regex(self.value)
+                return _matcher().grammar_from_regex(self.value)
             case "grammar", str():
-                return LLMatcher.grammar_from_lark(self.value)
+                return _matcher().grammar_from_lark(self.value)
             case "choice", [_, *_] if all(isinstance(text, str) and text for text in self.value):
-                return LLMatcher.grammar_from_lark(
+                return _matcher().grammar_from_lark(
                     "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in self.value)
                 )
         works = _WORKS[self.kind]
@@ -67,12 +66,18 @@ class Grammar:
             raise InvalidRequest("grammar", f"json_schema is no JSON Schema: {error}") from None
 
 
+def _matcher() -> type[LLMatcher]:
+    from llguidance import LLMatcher  # takes a while to import, and most answers are free
+
+    return LLMatcher
+
+
 def _json(schema: Any) -> str:
     """JSON in one line: where any space may stand, small models go on with spaces until their length is up.
 
     A schema that wants it otherwise says so in llguidance's own key, `x-guidance`.
     """
-    return LLMatcher.grammar_from_json_schema(schema, defaults=_ONE_LINE)
+    return _matcher().grammar_from_json_schema(schema, defaults=_ONE_LINE)
 
 
 _ONE_LINE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

@@ -12,9 +12,6 @@ from dataclasses import replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import Progress
-
 from executor.config import Config, Timeouts, check_seconds
 from executor.control import ControlServer
 from executor.controller import Controller
@@ -339,8 +336,15 @@ class LLM:
 
 @contextmanager
 def _bar(total: int, wanted: bool) -> Iterator[Callable[[], None]]:
+    if not wanted or total < 2:
+        yield lambda: None
+        return
+
+    from rich.console import Console
+    from rich.progress import Progress
+
     console = Console(stderr=True)
-    if not wanted or total < 2 or not console.is_terminal:
+    if not console.is_terminal:
         yield lambda: None
         return
     with Progress(console=console, transient=True) as bar:

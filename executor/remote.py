@@ -15,7 +15,6 @@ from executor.errors import InvalidConfig
 from executor.thread_worker import ThreadWorker
 from ipc import keys
 from ipc.errors import WireError
-from ipc.relay import Errand, Relay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from executor.lane import Lane
     from executor.worker import Worker
     from ipc.channel import Hub
+    from ipc.relay import Relay
 
 
 class Attachments:
@@ -46,6 +46,8 @@ class Attachments:
         """Raises OSError, SpeclaneError."""
         if lane.spec.engine != "remote":
             return self._start_here(lane, hub)
+        from ipc.relay import Errand, Relay  # takes a while to import, and few lanes are remote
+
         servers = lane.spec.model
         errand = Errand(
             identity=lane.identity,
