@@ -63,8 +63,15 @@ def test_slots_are_used_again_and_again(faults, expected, mode):
         assert "is not read" not in llm.coordinator.lanes[0].process.stderr_tail()
 
 
-@pytest.mark.parametrize("victim", [0, 1], ids=["target", "speculator"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "victim"),
+    [
+        pytest.param("ahead", 0, id="ahead-target"),
+        pytest.param("outcomes", 1, id="outcomes-speculator"),
+        pytest.param("ahead", 1, id="ahead-speculator", marks=pytest.mark.slow),
+        pytest.param("outcomes", 0, id="outcomes-target", marks=pytest.mark.slow),
+    ],
+)
 def test_no_death_costs_a_slot_or_a_token(faults, expected, mode, victim):
     with drafting(faults, mode) as (llm, lent):
         lane = llm.coordinator.lanes[victim]

@@ -42,7 +42,7 @@ def llm(pair: dict[str, str]) -> Iterator[LLM]:
 @pytest.mark.parametrize(
     ("lane", "number"),
     [
-        ("speculator", signal.SIGKILL),
+        pytest.param("speculator", signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param("speculator", signal.SIGSTOP, marks=pytest.mark.slow),
         ("target", signal.SIGKILL),
     ],

@@ -28,9 +28,11 @@ def engine(smollm2: Path) -> HfEngine:
 
 
 @pytest.mark.timeout(600)
-def test_greedy_text_equals_transformers_generate(engine: HfEngine, greedy: Greedy) -> None:
+@pytest.mark.parametrize("batches", [range(1), pytest.param(range(1, 5), marks=pytest.mark.slow)])
+def test_greedy_text_equals_transformers_generate(engine: HfEngine, greedy: Greedy, batches: range) -> None:
     prompts, expected = greedy
-    for first in range(0, len(prompts), BATCH):
+    assert len(prompts) == 5 * BATCH
+    for first in (BATCH * batch for batch in batches):
         chosen = range(first, first + BATCH)
         texts = {seq: list(prompts[seq]) for seq in chosen}
         for seq in chosen:

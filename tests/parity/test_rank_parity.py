@@ -156,16 +156,25 @@ def texts(llm: LLM) -> list[list[int]]:
 
 @pytest.mark.model
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp32", marks=pytest.mark.slow)])
-def test_two_ranks_of_smollm2_say_what_one_says(smollm2, dtype):
-    """With a head that reads hidden rows, and without speculation; memory is shared, sockets are local."""
-    options = {"target": str(smollm2), "dtype": dtype, "threads": 1, "max_model_len": 512}
+@pytest.mark.parametrize(
+    ("model", "speculator", "dtype"),
+    [
+        ("thin", "ngram", "bf16"),
+        *(pytest.param("smollm2", "eagle", dtype, marks=pytest.mark.slow) for dtype in ("bf16", "fp32")),
+    ],
+)
+def test_two_ranks_of_smollm2_say_what_one_says(request, model, speculator, dtype):
+    """With drafts, those of a head that reads hidden rows too, and without; memory is shared, sockets are
+    local."""
+    target = str(request.getfixturevalue(model))
+    options = {"target": target, "dtype": dtype, "threads": 1, "max_model_len": 512}
     with LLM(**options, speculator="off") as llm:
         expected = texts(llm)
         whole = llm.coordinator.memory.lanes[0]
-    with LLM(**options, speculator="eagle", target_ranks=2) as llm:
+    with LLM(**options, speculator=speculator, target_ranks=2) as llm:
         assert texts(llm) == expected
-        assert sum(llm.coordinator.stats.acceptance.accepted) > 0
+        acceptance = llm.coordinator.stats.acceptance
+        assert sum(acceptance.drafted if model == "thin" else acceptance.accepted) > 0
         llm.swap_speculator("off")
         assert texts(llm) == expected
         first, second = llm.coordinator.memory.lanes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,10 +34,17 @@ def slow(value: int | str) -> ParameterSet:
     return pytest.param(value, marks=pytest.mark.slow)
 
 
+@pytest.fixture(scope="module", params=["thin", slow("smollm2")])
+def target(request: pytest.FixtureRequest) -> Path:
+    return request.getfixturevalue(request.param)
+
+
 @pytest.fixture(scope="module")
-def pruned(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pruned(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A draft model of all but one of the target's own layers: often right, and often wrong."""
-    return prune(smollm2, tmp_path_factory.mktemp("draft") / "pruned", [*range(20), *range(21, 30)])
+    layers = json.loads((target / "config.json").read_text())["num_hidden_layers"]
+    kept = [layer for layer in range(layers) if layer != layers * 2 // 3]
+    return prune(target, tmp_path_factory.mktemp("draft") / "pruned", kept)
 
 
 def texts(llm: LLM, *, together: bool) -> list[list[int]]:
@@ -50,9 +58,9 @@ def texts(llm: LLM, *, together: bool) -> list[list[int]]:
 
 # On a CPU both dtypes of a bf16 checkpoint are one computation, so the quick run takes one of them.
 @pytest.fixture(scope="module", params=[slow("fp32"), "bf16"])
-def plain(request: pytest.FixtureRequest, smollm2: Path) -> tuple[str, list[list[int]]]:
+def plain(request: pytest.FixtureRequest, target: Path) -> tuple[str, list[list[int]]]:
     """The dtype and what the target alone says, one prompt after the other."""
-    with LLM(target=str(smollm2), speculator="off", dtype=request.param, threads=1) as llm:
+    with LLM(target=str(target), speculator="off", dtype=request.param, threads=1) as llm:
         alone = texts(llm, together=False)
         assert texts(llm, together=True) == alone
     assert all(len(ids) == NEW_TOKENS for ids in alone)
@@ -60,47 +68,47 @@ def plain(request: pytest.FixtureRequest, smollm2: Path) -> tuple[str, list[list
 
 
 @pytest.mark.parametrize("k", [*map(slow, range(1, 4)), 4, *map(slow, range(5, 9))])
-def test_prompt_lookup_changes_no_token(plain, smollm2, k):
+def test_prompt_lookup_changes_no_token(plain, target, k):
     dtype, expected = plain
-    with LLM(
-        target=str(smollm2), speculator="ngram", num_speculative_tokens=k, dtype=dtype, threads=1
-    ) as llm:
+    with LLM(target=str(target), speculator="ngram", num_speculative_tokens=k, dtype=dtype, threads=1) as llm:
         assert texts(llm, together=True) == expected
         assert sum(llm.coordinator.stats.acceptance.accepted) > 0
         assert texts(llm, together=False) == expected
 
 
 @pytest.mark.parametrize("k", [1, *map(slow, range(2, 7)), 7, slow(8)])
-def test_a_draft_model_changes_no_token(plain, smollm2, pruned, k):
+def test_a_draft_model_changes_no_token(plain, target, pruned, k):
     dtype, expected = plain
     with LLM(
-        target=str(smollm2), speculator=str(pruned), num_speculative_tokens=k, dtype=dtype, threads=1
+        target=str(target), speculator=str(pruned), num_speculative_tokens=k, dtype=dtype, threads=1
     ) as llm:
         assert texts(llm, together=True) == expected
         acceptance = llm.coordinator.stats.acceptance
         drafted, accepted = acceptance.drafted, acceptance.accepted
-        # Every position was accepted at times and refused at times.
+        # Every position was accepted at times and refused at times; nonsense is seldom guessed for long.
         assert len(accepted) == k
-        assert all(0 < a < d for a, d in zip(accepted, drafted, strict=True))
+        assert all(accepted[: 3 if target.name == "thin" else k])
+        assert all(a < d for a, d in zip(accepted, drafted, strict=True))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [3, 8])
-def test_a_draft_model_changes_no_token_of_a_lone_prompt(plain, smollm2, pruned, k):
+def test_a_draft_model_changes_no_token_of_a_lone_prompt(plain, target, pruned, k):
     dtype, expected = plain
     with LLM(
-        target=str(smollm2), speculator=str(pruned), num_speculative_tokens=k, dtype=dtype, threads=1
+        target=str(target), speculator=str(pruned), num_speculative_tokens=k, dtype=dtype, threads=1
     ) as llm:
         assert texts(llm, together=False) == expected
 
 
 @pytest.mark.slow
-def test_threads_change_no_token(plain, smollm2):
+def test_threads_change_no_token(plain, target):
     dtype, expected = plain
-    with LLM(target=str(smollm2), speculator="ngram", dtype=dtype, threads=2) as llm:
+    with LLM(target=str(target), speculator="ngram", dtype=dtype, threads=2) as llm:
         assert texts(llm, together=True) == expected
 
 
+@pytest.mark.parametrize("target", ["smollm2"], indirect=True)  # whose head it is
 @pytest.mark.parametrize(
     ("speculator", "k"),
     [
@@ -108,24 +116,34 @@ def test_threads_change_no_token(plain, smollm2):
         *(pytest.param(name, k, marks=pytest.mark.slow) for name, k in (("eagle", 4), ("suffix", 7))),
     ],
 )
-def test_the_shipped_speculators_change_no_token(plain, smollm2, speculator, k):
+def test_the_shipped_speculators_change_no_token(plain, target, speculator, k):
     dtype, expected = plain
     with LLM(
-        target=str(smollm2), speculator=speculator, num_speculative_tokens=k, dtype=dtype, threads=1
+        target=str(target), speculator=speculator, num_speculative_tokens=k, dtype=dtype, threads=1
     ) as llm:
         assert texts(llm, together=True) == expected
         assert sum(llm.coordinator.stats.acceptance.accepted) > 0
         assert texts(llm, together=False) == expected
 
 
-@pytest.mark.parametrize("speculator", ["pruned", slow("cascade"), slow("suffix"), slow("eagle")])
+@pytest.mark.parametrize(
+    ("target", "speculator"),
+    [
+        ("thin", "pruned"),
+        *(
+            pytest.param("smollm2", name, marks=pytest.mark.slow)
+            for name in ("pruned", "cascade", "suffix", "eagle")
+        ),
+    ],
+    indirect=["target"],
+)
 @pytest.mark.parametrize("mode", ["outcomes", slow("ahead"), slow("auto")])
-def test_modes(plain, pruned, smollm2, speculator, mode):
+def test_modes(plain, pruned, target, speculator, mode):
     """Drafts made for verdicts that are still to come, on branches that share their beginnings."""
     dtype, expected = plain
     chosen = str(pruned) if speculator == "pruned" else speculator
     options = {"mode": mode, "ubatches": 2, "num_speculative_tokens": 3}
-    with LLM(target=str(smollm2), speculator=chosen, dtype=dtype, threads=1, **options) as llm:
+    with LLM(target=str(target), speculator=chosen, dtype=dtype, threads=1, **options) as llm:
         assert texts(llm, together=True) == expected
         assert texts(llm, together=False) == expected
         assert llm.coordinator.stats.hits > 0 or speculator != "pruned"

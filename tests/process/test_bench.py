@@ -190,8 +190,8 @@ def test_recovery_refuses_what_leaves_nothing_to_measure() -> None:
 
 
 @pytest.mark.model
-def test_invariance(smollm2) -> None:
-    options = ("--target", str(smollm2), "--context", "20", "--repeat", "1", "--num-speculative-tokens", "3")
+def test_invariance(thin) -> None:
+    options = ("--target", str(thin), "--context", "20", "--repeat", "1", "--num-speculative-tokens", "3")
     done = bench("invariance", *options, "--threads", "1", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     result = json.loads(done.stdout)

@@ -166,10 +166,10 @@ def test_restrictions_that_cannot_be(options, says, capsys) -> None:
 
 
 @pytest.mark.model
-def test_an_answer_in_a_form(smollm2, tmp_path, capsys) -> None:
+def test_an_answer_in_a_form(thin, tmp_path, capsys) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text('{"type": "integer", "minimum": 10, "maximum": 99}')
-    given = ("generate", "--target", str(smollm2), "--threads", "1", "--max-model-len", "128", "--prompt")
+    given = ("generate", "--target", str(thin), "--threads", "1", "--max-model-len", "128", "--prompt")
     for options, form in (
         (("--json-schema", str(schema)), "[1-9][0-9]\n"),
         (("--regex", "(ab){1,3}c"), "(ab){1,3}c\n"),

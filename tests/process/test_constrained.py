@@ -87,13 +87,13 @@ FORMS = {
 
 
 @pytest.mark.model
-def test_grammars_are_followed_and_speculation_changes_no_token(smollm2):
+def test_grammars_are_followed_and_speculation_changes_no_token(thin):
     question = [{"role": "user", "content": "Give me a person as JSON, with name, age and likes."}]
     outputs: dict[str, list[list[int]]] = {}
     texts: dict[str, list[str]] = {name: [] for name in FORMS}
     for speculator in ("ngram", "off"):
         outputs[speculator] = []
-        with LLM(target=str(smollm2), speculator=speculator, threads=1, max_model_len=256) as llm:
+        with LLM(target=str(thin), speculator=speculator, threads=1, max_model_len=256) as llm:
             for name, grammar in FORMS.items():
                 params = SamplingParams(max_tokens=80, temperature=0.9, seed=1, grammar=grammar)
                 done = llm.chat(question, params)
@@ -112,9 +112,9 @@ def test_grammars_are_followed_and_speculation_changes_no_token(smollm2):
 
 
 @pytest.mark.model
-def test_a_target_that_dies_in_a_grammar_takes_it_up_where_it_was(smollm2):
+def test_a_target_that_dies_in_a_grammar_takes_it_up_where_it_was(thin):
     params = SamplingParams(max_tokens=80, temperature=0.9, seed=1, grammar=FORMS["schema"])
-    with LLM(target=str(smollm2), speculator="ngram", threads=1, max_model_len=256) as llm:
+    with LLM(target=str(thin), speculator="ngram", threads=1, max_model_len=256) as llm:
         undisturbed = llm.generate("A person:", params)[0]
         tokens = []
         for delta in llm.stream("A person:", params):

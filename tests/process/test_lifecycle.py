@@ -26,9 +26,10 @@ def toys(**options: Any) -> LLM:
     return LLM(**({"engine": "toy", "speculator": "ngram", "threads": 1} | options))
 
 
-def test_fifty_starts_and_stops():
+@pytest.mark.parametrize("count", [15, pytest.param(50, marks=pytest.mark.slow)])
+def test_starts_and_stops(count):
     """The leak check of this directory counts what is left."""
-    for _ in range(50):
+    for _ in range(count):
         with toys() as llm:
             llm.generate("x", SHORT)
 
