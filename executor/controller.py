@@ -85,6 +85,11 @@ class Round:
     answered: bool = True
     way: float | None = None
 
+    @property
+    def tokens(self) -> int:
+        """Accepted ones, and the target's own."""
+        return sum(outcome.accepted + 1 for outcome in self.outcomes)
+
 
 class Controller:
     """Of one executor. `reason` says why the present setting was chosen."""
@@ -104,13 +109,14 @@ class Controller:
         self._since = 0.0
         self._judged_at: float | None = None
         self._spoke = True
-        self._catch_up = 0.0
         self._next_choice = 0.0
         self._trial: Setting | None = None
         self._trial_left = 0
         self._tried: list[tuple[float, int]] = []
         self._next_trial = 0.0
         self._tried_at = 0.0
+        self._trial_tokens = 0
+        self._trial_lost = 0.0
         self._window: deque[tuple[float, int]] = deque()
         self._size = -1
 
@@ -133,11 +139,10 @@ class Controller:
         sequences = len(done.outcomes)
         if sequences == 0:
             return
+        self._trial_tokens += done.tokens
         catches_up, self._spoke = done.setting.k > 0 and not self._spoke, done.setting.k > 0
         if catches_up:
             # The speculator first had to read all that was said without it, which it will not have to again.
-            usual = self._seconds(done.setting, sequences) if self.costs.comparable else 0.0
-            self._catch_up = max(0.0, done.total - usual)
             return
         costs = self.costs
         if done.setting.hypotheses == 0 or not costs.known:
@@ -204,7 +209,6 @@ class Controller:
     def _judge(self, done: Round, now: float) -> None:
         """How the promise was kept."""
         sequences = done.running
-        tokens = sum(outcome.accepted + 1 for outcome in done.outcomes)
         kind = _kind(done.setting, sequences)
         self._seen[kind] = now
         if self.costs.known and done.answered:
@@ -215,9 +219,9 @@ class Controller:
             if done.total > 0:
                 self._kept.setdefault(kind, Mean(1.0, 0.9)).note(min(2.0, promised / done.total))
         if done.setting == self._trial:
-            self._tried.append((done.total, tokens))
+            self._tried.append((done.total, done.tokens))
         if done.setting == self.current:
-            self._window.append((done.total, tokens))
+            self._window.append((done.total, done.tokens))
             while sum(total for total, _ in self._window) > WINDOW and len(self._window) > 1:
                 self._window.popleft()
 
@@ -248,6 +252,8 @@ class Controller:
         """What it brought counts for more than what figures from other times promise."""
         seconds = sum(total for total, _ in self._tried)
         brought = sum(tokens for _, tokens in self._tried) / seconds if seconds else 0.0
+        usual = self.promise(self.current, sequences)
+        self._trial_lost = now - self._tried_at - self._trial_tokens / usual
         self._trial, self._tried = None, []
         if self.current == OFF and brought > HYSTERESIS * self.promise(OFF, sequences):
             self._use(tried, "it brought more than no speculation", now)
@@ -322,7 +328,8 @@ class Controller:
     def _try_another(self, promises: Mapping[Setting, float], sequences: int, now: float) -> None:
         """Now and then a kind of setting that was not seen for long: plain rounds, or the best of a kind.
 
-        Of what it will cost so much time has to have passed that it is but a small share.
+        So much time has to have passed that what it should cost, or what the last one did, is but a small
+        share of it.
         """
         self._next_trial = now + CHOOSE_EVERY
         trial = self._worth_trying(promises, sequences, now)
@@ -332,11 +339,11 @@ class Controller:
         lost = 0.0  # without plain rounds nothing is known of what they would bring
         if trial != OFF or _kind(OFF, sequences) in self._seen:
             worse = 1 - promises[trial] / self.promise(self.current, sequences)
-            lost = max(0.0, worse) * rounds * self._seconds(trial, sequences)
-            lost += self._catch_up if self.current == OFF else 0.0
+            lost = max(self._trial_lost, worse * rounds * self._seconds(trial, sequences))
         if now - self._tried_at >= min(lost / TRIAL_SHARE, LONGEST_WITHOUT_TRIAL):
             self._trial, self._trial_left, self._tried = trial, rounds, []
             self._tried_at, self._next_trial = now, now + TRIAL_EVERY
+            self._trial_tokens = 0
             if self.current == OFF:
                 self.costs.doubt_drafts()
 

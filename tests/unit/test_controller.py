@@ -242,6 +242,15 @@ def test_where_it_pays_by_what_was_rehearsed_it_speculates_at_once(sequences):
     assert run.rate(0.0, 10.0) >= 0.93 * world.best(controller._candidates(sequences), sequences)
 
 
+@pytest.mark.parametrize("unread", [0.1, 0.4])
+def test_a_trial_that_cost_much_is_not_soon_followed_by_another(unread):
+    """By what it did cost, since that is more than it was to."""
+    world = World(fixed=0.01, row=0.008, right=0.4, unread=unread)
+    run = Run(rehearsed(world, 8), world, 8).until(100.0)
+    assert run.rate(40.0, 100.0) >= 0.95 * world.best([OFF], 8)
+    assert any(setting != OFF for at, _, setting in run.trace if at > 40.0)
+
+
 def test_a_slow_first_draft_is_no_verdict_on_the_speculator():
     world = World()
     run = Run(rehearsed(world, 16), world, 1)
