@@ -26,7 +26,7 @@ LEAST_TRIAL_ROUNDS = 2
 """… and of many, where each round says as much as so many of one."""
 TRIAL_EVERY = 1.0
 """Seconds from one trial to the next …"""
-TRIAL_SHARE = 0.03
+TRIAL_SHARE = 0.02
 """… or more, so that trials should lose no larger share of the time than this."""
 LONGEST_WITHOUT_TRIAL = 30.0
 """… but no fewer than this, in seconds: what was seen so long ago may have been an accident."""
@@ -91,6 +91,19 @@ class Round:
         return sum(outcome.accepted + 1 for outcome in self.outcomes)
 
 
+@dataclass(slots=True)
+class Trial:
+    """Of a setting, for so many rounds that are `left`. seconds, tokens: of these rounds. spent: seconds of
+    all rounds since it began. worth: in what time their tokens would have come otherwise."""
+
+    setting: Setting
+    left: int
+    seconds: float = 0.0
+    tokens: int = 0
+    spent: float = 0.0
+    worth: float = 0.0
+
+
 class Controller:
     """Of one executor. `reason` says why the present setting was chosen."""
 
@@ -110,13 +123,12 @@ class Controller:
         self._judged_at: float | None = None
         self._spoke = True
         self._next_choice = 0.0
-        self._trial: Setting | None = None
-        self._trial_left = 0
-        self._tried: list[tuple[float, int]] = []
+        self._trial: Trial | None = None
         self._next_trial = 0.0
         self._tried_at = 0.0
-        self._trial_tokens = 0
-        self._trial_lost = 0.0
+        self._lost = {True: 0.0, False: 0.0}
+        """Seconds, by the last trial from plain decoding, which has the speculator read first, and by the
+        last one from speculation."""
         self._window: deque[tuple[float, int]] = deque()
         self._size = -1
 
@@ -130,8 +142,9 @@ class Controller:
             self._size = size_class(sequences)
             self._window.clear()
             self._choose(sequences, now)
-        if self._trial is not None:
-            return self._trial
+        # When a round is noted the next one has its order already: of the last one nothing is to follow.
+        if self._trial is not None and (self._trial.left > 1 or not self._trial.seconds):
+            return self._trial.setting
         return self.current
 
     def note(self, done: Round, now: float) -> None:
@@ -139,16 +152,22 @@ class Controller:
         sequences = len(done.outcomes)
         if sequences == 0:
             return
-        self._trial_tokens += done.tokens
+        if self._trial is not None:
+            self._trial.spent += done.total
+            self._trial.worth += done.tokens / self.promise(self.current, done.running)
         catches_up, self._spoke = done.setting.k > 0 and not self._spoke, done.setting.k > 0
         if catches_up:
             # The speculator first had to read all that was said without it, which it will not have to again.
             return
         costs = self.costs
-        if done.setting.hypotheses == 0 or not costs.known:
-            costs.verified(sequences, done.rows, done.verify)
-        else:  # while the speculator computes, too, the target may be slower
+        # While the speculator computes, too, the target may be slower.
+        if done.setting.hypotheses and costs.known:
             costs.overlapped(sequences, done.rows, done.verify)
+        elif done.setting.ubatches == 2 and costs.known:
+            beside = costs.draft(done.running - sequences, done.setting.k)
+            costs.overlapped(sequences, done.rows, done.verify, beside)
+        else:
+            costs.verified(sequences, done.rows, done.verify)
         costs.rest(max(0.0, done.total - done.verify - done.waited))
         if done.draft_steps:
             costs.drafted(sequences, done.draft_steps, done.draft)
@@ -218,8 +237,9 @@ class Controller:
                 promised *= len(done.outcomes) / sequences
             if done.total > 0:
                 self._kept.setdefault(kind, Mean(1.0, 0.9)).note(min(2.0, promised / done.total))
-        if done.setting == self._trial:
-            self._tried.append((done.total, done.tokens))
+        if self._trial is not None and done.setting == self._trial.setting:
+            self._trial.seconds += done.total
+            self._trial.tokens += done.tokens
         if done.setting == self.current:
             self._window.append((done.total, done.tokens))
             while sum(total for total, _ in self._window) > WINDOW and len(self._window) > 1:
@@ -227,8 +247,9 @@ class Controller:
 
     def _look(self, setting: Setting, sequences: int, now: float) -> None:
         if self._trial is not None:
-            self._trial_left -= setting == self._trial  # the round before may have been under way
-            if self._trial_left <= 0:
+            own = setting == self._trial.setting  # the round before may have been under way
+            self._trial.left -= own
+            if self._trial.left <= 0 or (self._trial.seconds and not own):
                 self._end_trial(self._trial, sequences, now)
             return
         if self._disappoints(sequences):
@@ -248,15 +269,13 @@ class Controller:
         self.current, self.reason = setting, reason
         self._window.clear()
 
-    def _end_trial(self, tried: Setting, sequences: int, now: float) -> None:
+    def _end_trial(self, trial: Trial, sequences: int, now: float) -> None:
         """What it brought counts for more than what figures from other times promise."""
-        seconds = sum(total for total, _ in self._tried)
-        brought = sum(tokens for _, tokens in self._tried) / seconds if seconds else 0.0
-        usual = self.promise(self.current, sequences)
-        self._trial_lost = now - self._tried_at - self._trial_tokens / usual
-        self._trial, self._tried = None, []
+        self._trial = None
+        self._lost[self.current == OFF] = trial.spent - trial.worth
+        brought = trial.tokens / trial.seconds if trial.seconds else 0.0
         if self.current == OFF and brought > HYSTERESIS * self.promise(OFF, sequences):
-            self._use(tried, "it brought more than no speculation", now)
+            self._use(trial.setting, "it brought more than no speculation", now)
         else:
             self._choose(sequences, now)
 
@@ -328,7 +347,7 @@ class Controller:
     def _try_another(self, promises: Mapping[Setting, float], sequences: int, now: float) -> None:
         """Now and then a kind of setting that was not seen for long: plain rounds, or the best of a kind.
 
-        So much time has to have passed that what it should cost, or what the last one did, is but a small
+        So much time has to have passed that what it should cost, or what the last such did, is but a small
         share of it.
         """
         self._next_trial = now + CHOOSE_EVERY
@@ -339,11 +358,10 @@ class Controller:
         lost = 0.0  # without plain rounds nothing is known of what they would bring
         if trial != OFF or _kind(OFF, sequences) in self._seen:
             worse = 1 - promises[trial] / self.promise(self.current, sequences)
-            lost = max(self._trial_lost, worse * rounds * self._seconds(trial, sequences))
+            lost = max(self._lost[self.current == OFF], worse * rounds * self._seconds(trial, sequences))
         if now - self._tried_at >= min(lost / TRIAL_SHARE, LONGEST_WITHOUT_TRIAL):
-            self._trial, self._trial_left, self._tried = trial, rounds, []
+            self._trial = Trial(trial, rounds)
             self._tried_at, self._next_trial = now, now + TRIAL_EVERY
-            self._trial_tokens = 0
             if self.current == OFF:
                 self.costs.doubt_drafts()
 

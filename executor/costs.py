@@ -169,13 +169,14 @@ class Costs:
         """The target ran so many rows of logits of so many sequences."""
         _line(self._verify, sequences, Line).note(rows, seconds)
 
-    def overlapped(self, sequences: int, rows: int, seconds: float) -> None:
-        """The target ran them while the speculator computed, too."""
+    def overlapped(self, sequences: int, rows: int, seconds: float, beside: float = math.inf) -> None:
+        """The target ran them while the speculator computed, too, for so many seconds or longer."""
         alone = self.verify(sequences, rows)
         if seconds < alone:  # alone it would not have taken longer
             self.verified(sequences, rows, seconds)
-        if alone > 0:
-            self._contention.note(min(max(1.0, seconds / alone), _MOST_CONTENTION))
+        both = min(alone, beside)
+        if both > 0:
+            self._contention.note(min(max(1.0, 1 + (seconds - alone) / both), _MOST_CONTENTION))
 
     def drafted(self, sequences: int, steps: int, seconds: float) -> None:
         """The speculator was asked for so many steps for so many sequences. An order costs something

@@ -6,6 +6,7 @@ import atexit
 import itertools
 import logging
 import secrets
+import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
@@ -336,7 +337,7 @@ class LLM:
 
 @contextmanager
 def _bar(total: int, wanted: bool) -> Iterator[Callable[[], None]]:
-    if not wanted or total < 2:
+    if not wanted or total < 2 or not sys.stderr.isatty():
         yield lambda: None
         return
 
@@ -344,9 +345,6 @@ def _bar(total: int, wanted: bool) -> Iterator[Callable[[], None]]:
     from rich.progress import Progress
 
     console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda: None
-        return
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("prompts", total=total)
         yield lambda: bar.advance(task)

@@ -10,7 +10,8 @@ JITTER = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
-    """intensity: so many deaths within `period` seconds, failed starts included, and the lane is given up.
+    """intensity: after more deaths than these within `period` seconds, failed starts included, the lane is
+    given up.
 
     The first restart is at once, the next ones after `backoff` seconds, doubled each time up to
     `backoff_max`; a lane that lived for `period` starts over.

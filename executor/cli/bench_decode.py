@@ -66,7 +66,7 @@ def decode(runs: _Runs, model: ModelOptions, as_json: o.Json = False, verbose: o
     """Tokens per second with and without speculation, in turns; status 1 if their tokens differ.
 
     With --acceptance rejection or block and a temperature they may. Several of --acceptance or --lanes, with
-    commas, are compared.
+    commas, are compared; the speedup is over no speculation in the first kind of lanes.
     """
     log_to_stderr(verbose=verbose)
     plan = _plan(runs, model)
@@ -177,11 +177,15 @@ def _warn(result: dict[str, Any]) -> None:
     batches = result["batch"] if isinstance(result["batch"], list) else [result["batch"]]
     if result["prompts"] < max(batches):
         log.warning("only %d prompts for a batch of %d", result["prompts"], max(batches))
+    own = [row for row in result["rows"] if row["mode"] is not None]
+    plain = {(row["batch"], row["lanes"]): row["tok_s"] for row in own if row["mode"] == "off"}
+    for row in own:
+        off = plain.get((row["batch"], row["lanes"]))
+        if off is not None and row["tok_s"] < off:
+            share = row["tok_s"] / off
+            log.warning("%s is slower than no speculation: speedup %.2f", row["method"], share)
     for row in result["rows"]:
-        if row["mode"] is None:
-            if row["tok_s"] is None:
-                log.warning("%s %s failed: %s", row["engine"], row["method"], row["error"])
-        elif row["speedup"] is not None and row["speedup"] < 1:
-            log.warning("%s is slower than no speculation: speedup %.2f", row["method"], row["speedup"])
+        if row["mode"] is None and row["tok_s"] is None:
+            log.warning("%s %s failed: %s", row["engine"], row["method"], row["error"])
     if not result["promise_kept"]:
         log.warning("the runs decoded different tokens: see tokens_sha256")

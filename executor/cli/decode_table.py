@@ -18,6 +18,7 @@ def show(result: dict[str, Any]) -> None:
 def _show_batch(result: dict[str, Any], batch: int, rows: list[dict[str, Any]]) -> None:
     title = f"{result['target']}, {result['dtype']}, {result['threads']} threads, batch {batch}"
     title += f", {result['acceptance']} acceptance"
+    title += "" if result["lanes"] == "process" else f", lanes {result['lanes']}"
     columns = ("mode", "tok/s", "speedup", "length", "by position", "draft", "verify", "wire", "tokens")
     caption = "length: tokens per target step; draft, verify, wire: milliseconds per round"
     table = Table(*columns, title=escape(title), caption=caption, box=None)

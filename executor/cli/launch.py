@@ -29,7 +29,7 @@ def launch(
         typer.Option(
             help="Where status.json and logs are kept.",
             metavar="DIRECTORY",
-            show_default="$STATE_DIRECTORY, else ~/.local/state/speclane/NAME",
+            show_default="$STATE_DIRECTORY/NAME, else ~/.local/state/speclane/NAME",
         ),
     ] = None,
 ) -> None:

@@ -12,7 +12,6 @@ from executor.prune import prune
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
@@ -21,9 +20,12 @@ PARAMS = SamplingParams(temperature=0.9, seed=3, max_tokens=24, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def pair(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    draft = prune(smollm2, tmp_path_factory.mktemp("draft") / "pruned", [*range(20), *range(21, 30)])
-    return {"target": str(smollm2), "speculator": str(draft)}
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    target = request.getfixturevalue(request.param)
+    layers = 6 if request.param == "thin" else 30
+    kept = [layer for layer in range(layers) if layer != layers * 2 // 3]
+    draft = prune(target, tmp_path_factory.mktemp("draft") / "pruned", kept)
+    return {"target": str(target), "speculator": str(draft)}
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +42,15 @@ def llm(pair: dict[str, str]) -> Iterator[LLM]:
 
 
 @pytest.mark.parametrize(
-    ("lane", "number"),
+    ("pair", "lane", "number"),
     [
-        pytest.param("speculator", signal.SIGKILL, marks=pytest.mark.slow),
-        pytest.param("speculator", signal.SIGSTOP, marks=pytest.mark.slow),
-        ("target", signal.SIGKILL),
+        ("thin", "speculator", signal.SIGKILL),
+        pytest.param("smollm2", "speculator", signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("smollm2", "speculator", signal.SIGSTOP, marks=pytest.mark.slow),
+        ("smollm2", "target", signal.SIGKILL),
     ],
+    indirect=["pair"],
+    scope="module",
 )
 def test_no_token_changes(faults, llm, undisturbed, lane, number):
     streams = [llm.stream(prompt, PARAMS) for prompt in PROMPTS]

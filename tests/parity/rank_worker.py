@@ -1,6 +1,7 @@
 """One rank of a small model: `rank_worker.py DEVICE RANK RANKS MEETING RESULTS CHECKPOINT …`.
 
-Runs every checkpoint in each way that ranks can share it; the first rank writes the logits to RESULTS.
+Runs every checkpoint in each way that ranks can share it; the first rank writes logits and hidden rows to
+RESULTS.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors.torch import save_file
 
-from ipc.messages import LaneSpec
+from ipc.messages import LAST_NORM, LaneSpec
 from workers.engines.engine import Window
 from workers.engines.native import NativeEngine
+from workers.engines.tap import Tap
 from workers.followers import Place
 from workers.group import Collective, open_group
 from workers.lifecycle import made_ready
@@ -40,14 +42,16 @@ def steps() -> list[list[Window]]:
     ]
 
 
-def logits(engine: NativeEngine) -> Tensor:
-    """Of all steps: [rows, vocabulary]; on a rank that is not the first none, or none that mean anything."""
+def computed(engine: NativeEngine) -> tuple[Tensor, Tensor]:
+    """Of all steps the logits, [rows, vocabulary], and the hidden rows that a head would read, bfloat16
+    [positions, 3 · hidden]; on a rank that is not the first no logits, or none that mean anything."""
+    tap = Tap((LAST_NORM, 1, 2), {0: 0, 1: 0}, lambda _start, rows: rows)
     engine.open(0)
     engine.open(1)
-    rows = [engine.forward(windows) for windows in steps()]
+    rows = [engine.forward(windows, tap) for windows in steps()]
     engine.close(0)
     engine.close(1)
-    return torch.cat(rows)
+    return torch.cat(rows), torch.cat([part for seq in (0, 1) for part in tap.rows(seq, 100)])
 
 
 def ways(group: Group, device: str, directory: Path) -> Iterator[tuple[str, Group, bool]]:
@@ -74,9 +78,10 @@ def main() -> None:
         spec = LaneSpec("target", "native", str(directory), "fp32", own, 1, 8, 0)
         for way, its, exact in ways(group, device, directory):
             engine = made_ready(NativeEngine(spec, its, invariant=exact))
-            rows = logits(engine)
+            rows, hidden = computed(engine)
             assert rank == 0 or not own.startswith("cpu") or len(rows) == 0
             found[f"{directory.name}/{way}"] = rows.cpu().contiguous()
+            found[f"{directory.name}/{way}/hidden"] = hidden.cpu().contiguous()
             config = engine._config
             words = directory.name, way, str(config.query_heads), str(config.kv_heads), *engine.notes
             sys.stdout.write("; ".join(words) + "\n")

@@ -87,7 +87,7 @@ def reference(smollm2):
     return transformers.AutoTokenizer.from_pretrained(smollm2)
 
 
-@pytest.mark.slow  # where they are not, it does not speak
+@pytest.mark.slow  # the file is pinned, and tests/unit convert a small one
 def test_weights_and_logits_are_those_of_the_gguf_file(smollm2, gguf_file, reference):
     ours, loading = transformers.AutoModelForCausalLM.from_pretrained(
         smollm2, dtype=torch.float32, output_loading_info=True

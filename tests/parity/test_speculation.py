@@ -108,7 +108,7 @@ def test_threads_change_no_token(plain, target):
         assert texts(llm, together=True) == expected
 
 
-@pytest.mark.parametrize("target", ["smollm2"], indirect=True)  # whose head it is
+@pytest.mark.parametrize("target", ["smollm2"], indirect=True, scope="module")  # whose head it is
 @pytest.mark.parametrize(
     ("speculator", "k"),
     [
@@ -136,6 +136,7 @@ def test_the_shipped_speculators_change_no_token(plain, target, speculator, k):
         ),
     ],
     indirect=["target"],
+    scope="module",
 )
 @pytest.mark.parametrize("mode", ["outcomes", slow("ahead"), slow("auto")])
 def test_modes(plain, pruned, target, speculator, mode):

@@ -251,6 +251,25 @@ def test_a_trial_that_cost_much_is_not_soon_followed_by_another(unread):
     assert any(setting != OFF for at, _, setting in run.trace if at > 40.0)
 
 
+def test_time_without_rounds_is_not_put_down_to_a_trial():
+    """Nobody asked for anything, or prompts were read."""
+    world = World(fixed=0.01, row=0.008, right=0.4)
+    after: list[float] = []
+    for pause in (0.0, 20.0):
+        run = Run(rehearsed(world, 8), world, 8)
+        run.until(60.0)
+        while run.controller.setting(8, run.now) == OFF:
+            run.round()
+        run.now += pause
+        while run.controller.setting(8, run.now) != OFF:
+            run.round()
+        ended = run.now
+        while run.controller.setting(8, run.now) == OFF:
+            run.round()
+        after.append(run.now - ended)
+    assert after[1] <= after[0] + 0.5
+
+
 def test_a_slow_first_draft_is_no_verdict_on_the_speculator():
     world = World()
     run = Run(rehearsed(world, 16), world, 1)
@@ -299,6 +318,12 @@ def test_contention_is_told_from_waiting():
     for _ in range(50):
         costs.overlapped(1, 8, 0.045)
     assert costs.contention == pytest.approx(1.5, abs=0.01)
+    for _ in range(50):  # it is that of the time in which both compute
+        costs.overlapped(1, 8, 0.036, beside=0.012)
+    assert costs.contention == pytest.approx(1.5, abs=0.01)
+    for _ in range(50):
+        costs.overlapped(1, 8, 0.036, beside=0.006)
+    assert costs.contention == pytest.approx(2.0, abs=0.01)
     assert costs.verify(1, 8) == pytest.approx(0.030)
 
 

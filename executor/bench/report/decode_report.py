@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 _MODE_KINDS = {"off": "e", "sequential": "a", "ahead": "b", "outcomes": "c", "auto": "d"}
 _ACCEPTANCE_KINDS = {None: "", "coupled": "", "rejection": " dash", "block": " dot"}
-_INLINE_KIND = " mix"
 _PEER_KINDS = ("other", "other dash", "other dot", "other mix")
 _WORK_KINDS = {"verify": "a", "draft": "b", "prepare": "c", "catch up": "d", "commit": "e"}
 _LOSSES = {"wire": "b", "coordinator": "c", "bubble": "d", "contention": "e"}
@@ -60,6 +59,7 @@ def _circumstances(result: Row, batches: Sequence[int]) -> str:
         "Target": result["target"],
         "Speculator": f"{result['speculator']}, K = {result['k']}",
         "Engine": f"{result['engine']}, {result['dtype']}, device {result['device']}",
+        "Lanes": result["lanes"],
         "Threads": f"{result['threads']} a lane at most, of {result['cores']} cores",
         "Sequences at once": ", ".join(map(str, batches)),
         "Prompts": f"{result['prompts']}, of {result['prompt_tokens']} tokens",
@@ -193,9 +193,9 @@ def _name(row: Row) -> str:
 
 
 def _kind(row: Row) -> str:
-    """Of a line: its colour is the mode's, its strokes the acceptance's or those of inline lanes."""
-    strokes = _INLINE_KIND if row["lanes"] == "inline" else _ACCEPTANCE_KINDS[row["acceptance"]]
-    return _MODE_KINDS[row["mode"]] + strokes
+    """Of a line: its colour is the mode's, its strokes the acceptance's; inline lanes are pale."""
+    pale = " pale" if row["lanes"] == "inline" else ""
+    return _MODE_KINDS[row["mode"]] + _ACCEPTANCE_KINDS[row["acceptance"]] + pale
 
 
 def _legend(series: Sequence[Series]) -> str:

@@ -52,7 +52,8 @@ svg text.soft { fill: var(--soft) }
 .other { color: var(--grey) }
 .dash { stroke-dasharray: 6 4 }
 .dot { stroke-dasharray: 2 4 }
-.mix { stroke-dasharray: 8 3 2 3 }"""
+.mix { stroke-dasharray: 8 3 2 3 }
+.pale { opacity: .55 }"""
 
 
 def page(title: str, sections: Iterable[str]) -> str:
