@@ -170,6 +170,7 @@ def result(batches: list[int]) -> dict[str, Any]:
         "engine": "native",
         "dtype": "bf16",
         "device": "cpu",
+        "lanes": "process",
         "threads": 2,
         "cores": 2,
         "batch": batches if len(batches) > 1 else batches[0],
@@ -227,6 +228,17 @@ def test_all_colours_are_defined() -> None:
     drawn = {name for names in re.findall(r'class="((?:fill|line) [^"]*)"', text) for name in names.split()}
     assert drawn >= {"fill", "line", "a", "b", "c", "other", "dot"}
     assert {name for name in drawn if f"\n.{name} {{" not in text} == set()
+
+
+def test_lines_of_inline_lanes_look_otherwise() -> None:
+    found = result([1, 4])
+    found["lanes"] = "process,inline"
+    inline = [each | {"lanes": "inline"} for each in found["rows"] if each["mode"]]
+    found["rows"] += [each | {"method": f"{each['method']} inline"} for each in inline]
+    text = decode_report(found, {})
+    looks = set(re.findall(r'<polyline [^>]*class="([^"]*)"', text))
+    assert {"line b pale", "line b dot pale", "line b", "line b dot"} <= looks
+    assert "process,inline" in text
 
 
 def test_what_was_never_drafted_is_said() -> None:

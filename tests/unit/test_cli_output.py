@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import typer
 
-from executor.cli import bench_invariance, decode_table, report
+from executor.cli import bench_decode, bench_invariance, decode_table, report
 from executor.cli.app import app
 from executor.cli.output import log_to_stderr, progress_shown
 from executor.cli.run import run
@@ -193,9 +193,23 @@ def test_drafts_that_were_lost_are_told(capsys) -> None:
     }
 
 
+def test_a_mode_is_slower_than_no_speculation_in_lanes_of_its_own_kind(caplog) -> None:
+    rows = [
+        {"mode": mode, "lanes": lanes, "batch": 1, "tok_s": speed, "method": f"{mode} {lanes}"}
+        for lanes, mode, speed in (
+            ("process", "off", 10.0),
+            ("process", "auto", 9.0),
+            ("inline", "off", 8.0),
+            ("inline", "auto", 8.5),
+        )
+    ]
+    bench_decode._warn({"batch": 1, "prompts": 1, "rows": rows, "promise_kept": True})
+    assert caplog.messages == ["auto process is slower than no speculation: speedup 0.90"]
+
+
 def test_brackets_of_a_path_are_no_markup(capsys) -> None:
     result = {"target": "/models/[big]", "dtype": "bf16", "threads": 1, "batch": 1, "context": 9, "rows": []}
-    result["acceptance"] = "coupled"
+    result |= {"acceptance": "coupled", "lanes": "process"}
     decode_table.show(result)
     bench_invariance._show(result)
     assert capsys.readouterr().out.count("/models/[big]") == 2
