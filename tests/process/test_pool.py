@@ -63,8 +63,9 @@ def test_two_executors_with_targets_of_their_own_share_one_speculator(place, pla
         llms = [stack.enter_context(attached(address, target)) for target in plain]
         assert at_once(llms) == list(plain.values())
         first, second = (llm.coordinator.stats.acceptance for llm in llms)
-        assert sum(first.accepted) > 0.5 * sum(first.drafted)
-        assert sum(second.accepted) < 0.5 * sum(second.drafted)
+        # A draft's first token is right in 0.8 of cases here, in 1 of 256 there.
+        assert first.accepted[0] > 0.25 * first.drafted[0]
+        assert second.accepted[0] < 0.25 * second.drafted[0]
         assert [(lane.engine, lane.spec.engine) for lane in llms[0].coordinator.lanes] == [
             ("toy", "toy"),
             ("toy", "remote"),
