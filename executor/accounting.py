@@ -97,7 +97,7 @@ class Accounting:
                 sequences=len(done.plan),
                 running=done.running,
                 rows=done.rows,
-                tokens=sum(outcome.accepted + 1 for outcome in done.outcomes),
+                tokens=sum(outcome.tokens for outcome in done.outcomes),
                 reads=done.reads,
             )
         )

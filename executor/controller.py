@@ -88,20 +88,19 @@ class Round:
     @property
     def tokens(self) -> int:
         """Accepted ones, and the target's own."""
-        return sum(outcome.accepted + 1 for outcome in self.outcomes)
+        return sum(outcome.tokens for outcome in self.outcomes)
 
 
 @dataclass(slots=True)
 class Trial:
-    """Of a setting, for so many rounds that are `left`. seconds, tokens: of these rounds. spent: seconds of
-    all rounds since it began. worth: in what time their tokens would have come otherwise."""
+    """Of a setting, for so many rounds that are `left`. seconds, tokens: of these rounds. lost: seconds of
+    all rounds since it began beyond those in which their tokens would have come otherwise."""
 
     setting: Setting
     left: int
     seconds: float = 0.0
     tokens: int = 0
-    spent: float = 0.0
-    worth: float = 0.0
+    lost: float = 0.0
 
 
 class Controller:
@@ -143,7 +142,7 @@ class Controller:
             self._window.clear()
             self._choose(sequences, now)
         # When a round is noted the next one has its order already: of the last one nothing is to follow.
-        if self._trial is not None and (self._trial.left > 1 or not self._trial.seconds):
+        if self._trial is not None and self._trial.left > 1:
             return self._trial.setting
         return self.current
 
@@ -153,8 +152,7 @@ class Controller:
         if sequences == 0:
             return
         if self._trial is not None:
-            self._trial.spent += done.total
-            self._trial.worth += done.tokens / self.promise(self.current, done.running)
+            self._trial.lost += done.total - done.tokens / self.promise(self.current, done.running)
         catches_up, self._spoke = done.setting.k > 0 and not self._spoke, done.setting.k > 0
         if catches_up:
             # The speculator first had to read all that was said without it, which it will not have to again.
@@ -272,7 +270,7 @@ class Controller:
     def _end_trial(self, trial: Trial, sequences: int, now: float) -> None:
         """What it brought counts for more than what figures from other times promise."""
         self._trial = None
-        self._lost[self.current == OFF] = trial.spent - trial.worth
+        self._lost[self.current == OFF] = trial.lost
         brought = trial.tokens / trial.seconds if trial.seconds else 0.0
         if self.current == OFF and brought > HYSTERESIS * self.promise(OFF, sequences):
             self._use(trial.setting, "it brought more than no speculation", now)

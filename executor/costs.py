@@ -45,6 +45,11 @@ class Outcome(NamedTuple):
     drafted: int
     accepted: int
 
+    @property
+    def tokens(self) -> int:
+        """What was accepted, and the target's own."""
+        return self.accepted + 1
+
 
 class Line:
     """y = a + b x through observations by least squares; of a single x a constant, or else in proportion to

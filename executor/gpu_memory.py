@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import pynvml
+import pynvml
 
 
 def held_by(pid: int) -> bool:
     """False too where nothing can be known: no driver, or a driver that numbers processes otherwise, as in a
     container with its own process ids."""
-    import pynvml  # of no use without a GPU
-
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -27,8 +22,6 @@ def held_by(pid: int) -> bool:
 
 
 def _clients(device: object) -> list[pynvml.c_nvmlProcessInfo_t]:
-    import pynvml
-
     return [
         *pynvml.nvmlDeviceGetComputeRunningProcesses(device),
         *pynvml.nvmlDeviceGetMPSComputeRunningProcesses(device),

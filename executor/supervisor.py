@@ -13,7 +13,7 @@ from functools import partial
 from logging import ERROR, INFO, WARNING
 from typing import TYPE_CHECKING
 
-from executor import descriptors, gpu_memory
+from executor import descriptors
 from executor.errors import LaneFailed, SpeclaneError
 from executor.events import record
 from executor.lane import Lane, LaneEvent, LaneState
@@ -291,7 +291,7 @@ class Supervisor:
         if dead not in (self.current.get(name), self._spares.get(name)):
             return
         now = time.monotonic()
-        if dead.spec.device != "cpu" and any(map(gpu_memory.held_by, dead.pids)):
+        if dead.spec.device != "cpu" and _hold_memory(dead.pids):
             if now < give_up_waiting:
                 self._at(now + _RELEASE_POLL_SECONDS, lambda: self._restart(dead, give_up_waiting))
                 return
@@ -373,3 +373,9 @@ class Supervisor:
 def _signal(lane: Lane, number: signal.Signals) -> None:
     if lane.process is not None:
         lane.process.kill(number)
+
+
+def _hold_memory(pids: Sequence[int]) -> bool:
+    from executor import gpu_memory  # NVML takes a while to import, and is asked only of the dead
+
+    return any(map(gpu_memory.held_by, pids))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +36,20 @@ def smollm2() -> Path:
 def thin(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six of its thirty layers: the same tokens and shapes in a third of the time, but it talks nonsense."""
     return prune(smollm2, tmp_path_factory.mktemp("thin") / "thin", [0, 1, 2, 3, 4, 29])
+
+
+@pytest.fixture(scope="session", params=["thin", pytest.param("smollm2", marks=pytest.mark.slow)])
+def checkpoint(request: pytest.FixtureRequest) -> Path:
+    """For what six layers show as well as thirty; all of them where time is no matter."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="session")
+def pruned(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A draft model of all but one of the checkpoint's own layers: often right, and often wrong."""
+    layers = json.loads((checkpoint / "config.json").read_text())["num_hidden_layers"]
+    kept = [layer for layer in range(layers) if layer != layers * 2 // 3]
+    return prune(checkpoint, tmp_path_factory.mktemp("draft") / "pruned", kept)
 
 
 @pytest.fixture(scope="session")

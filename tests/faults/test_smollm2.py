@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from executor import LLM, Recovery, SamplingParams, Timeouts
-from executor.prune import prune
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
@@ -20,37 +20,29 @@ PARAMS = SamplingParams(temperature=0.9, seed=3, max_tokens=24, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    target = request.getfixturevalue(request.param)
-    layers = 6 if request.param == "thin" else 30
-    kept = [layer for layer in range(layers) if layer != layers * 2 // 3]
-    draft = prune(target, tmp_path_factory.mktemp("draft") / "pruned", kept)
-    return {"target": str(target), "speculator": str(draft)}
-
-
-@pytest.fixture(scope="module")
-def undisturbed(pair: dict[str, str]) -> list[list[int]]:
-    with LLM(target=pair["target"], speculator="off", threads=1) as llm:
+def undisturbed(checkpoint: Path) -> list[list[int]]:
+    with LLM(target=str(checkpoint), speculator="off", threads=1) as llm:
         return [c.token_ids for c in llm.generate(PROMPTS, PARAMS, progress=False)]
 
 
 @pytest.fixture
-def llm(pair: dict[str, str]) -> Iterator[LLM]:
+def llm(checkpoint: Path, pruned: Path) -> Iterator[LLM]:
+    models = {"target": str(checkpoint), "speculator": str(pruned)}
     timeouts = Timeouts(draft=2.0, hang=4.0)
-    with LLM(**pair, num_speculative_tokens=2, timeouts=timeouts, threads=1) as llm:
+    with LLM(**models, num_speculative_tokens=2, timeouts=timeouts, threads=1) as llm:
         yield llm
 
 
 @pytest.mark.parametrize(
-    ("pair", "lane", "number"),
+    ("checkpoint", "lane", "number"),
     [
         ("thin", "speculator", signal.SIGKILL),
         pytest.param("smollm2", "speculator", signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param("smollm2", "speculator", signal.SIGSTOP, marks=pytest.mark.slow),
         ("smollm2", "target", signal.SIGKILL),
     ],
-    indirect=["pair"],
-    scope="module",
+    indirect=["checkpoint"],
+    scope="session",
 )
 def test_no_token_changes(faults, llm, undisturbed, lane, number):
     streams = [llm.stream(prompt, PARAMS) for prompt in PROMPTS]

@@ -72,10 +72,9 @@ def small(request, tmp_path_factory) -> Known:
         return know(made_ready(NativeEngine(lane(directory, dtype=dtype))), 640)
 
 
-@pytest.fixture(scope="module", params=["thin", pytest.param("smollm2", marks=pytest.mark.slow)])
-def real(request) -> Known:
-    directory = request.getfixturevalue(request.param)
-    return know(made_ready(NativeEngine(lane(directory, dtype="bf16"))), 330, seqs=4)
+@pytest.fixture(scope="module")
+def real(checkpoint) -> Known:
+    return know(made_ready(NativeEngine(lane(checkpoint, dtype="bf16"))), 330, seqs=4)
 
 
 def starts(known: Known):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
 
 from executor import LLM, SamplingParams
-from executor.prune import prune
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,19 +32,6 @@ def slow(value: int | str) -> ParameterSet:
     return pytest.param(value, marks=pytest.mark.slow)
 
 
-@pytest.fixture(scope="module", params=["thin", slow("smollm2")])
-def target(request: pytest.FixtureRequest) -> Path:
-    return request.getfixturevalue(request.param)
-
-
-@pytest.fixture(scope="module")
-def pruned(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A draft model of all but one of the target's own layers: often right, and often wrong."""
-    layers = json.loads((target / "config.json").read_text())["num_hidden_layers"]
-    kept = [layer for layer in range(layers) if layer != layers * 2 // 3]
-    return prune(target, tmp_path_factory.mktemp("draft") / "pruned", kept)
-
-
 def texts(llm: LLM, *, together: bool) -> list[list[int]]:
     """Token ids for each of PARAMS and PROMPTS; all at once, or one prompt after the other."""
     jobs = [(prompt, params) for params in PARAMS for prompt in PROMPTS]
@@ -58,9 +43,9 @@ def texts(llm: LLM, *, together: bool) -> list[list[int]]:
 
 # On a CPU both dtypes of a bf16 checkpoint are one computation, so the quick run takes one of them.
 @pytest.fixture(scope="module", params=[slow("fp32"), "bf16"])
-def plain(request: pytest.FixtureRequest, target: Path) -> tuple[str, list[list[int]]]:
+def plain(request: pytest.FixtureRequest, checkpoint: Path) -> tuple[str, list[list[int]]]:
     """The dtype and what the target alone says, one prompt after the other."""
-    with LLM(target=str(target), speculator="off", dtype=request.param, threads=1) as llm:
+    with LLM(target=str(checkpoint), speculator="off", dtype=request.param, threads=1) as llm:
         alone = texts(llm, together=False)
         assert texts(llm, together=True) == alone
     assert all(len(ids) == NEW_TOKENS for ids in alone)
@@ -68,47 +53,49 @@ def plain(request: pytest.FixtureRequest, target: Path) -> tuple[str, list[list[
 
 
 @pytest.mark.parametrize("k", [*map(slow, range(1, 4)), 4, *map(slow, range(5, 9))])
-def test_prompt_lookup_changes_no_token(plain, target, k):
+def test_prompt_lookup_changes_no_token(plain, checkpoint, k):
     dtype, expected = plain
-    with LLM(target=str(target), speculator="ngram", num_speculative_tokens=k, dtype=dtype, threads=1) as llm:
+    with LLM(
+        target=str(checkpoint), speculator="ngram", num_speculative_tokens=k, dtype=dtype, threads=1
+    ) as llm:
         assert texts(llm, together=True) == expected
         assert sum(llm.coordinator.stats.acceptance.accepted) > 0
         assert texts(llm, together=False) == expected
 
 
 @pytest.mark.parametrize("k", [1, *map(slow, range(2, 7)), 7, slow(8)])
-def test_a_draft_model_changes_no_token(plain, target, pruned, k):
+def test_a_draft_model_changes_no_token(plain, checkpoint, pruned, k):
     dtype, expected = plain
     with LLM(
-        target=str(target), speculator=str(pruned), num_speculative_tokens=k, dtype=dtype, threads=1
+        target=str(checkpoint), speculator=str(pruned), num_speculative_tokens=k, dtype=dtype, threads=1
     ) as llm:
         assert texts(llm, together=True) == expected
         acceptance = llm.coordinator.stats.acceptance
         drafted, accepted = acceptance.drafted, acceptance.accepted
         # Every position was accepted at times and refused at times; nonsense is seldom guessed for long.
         assert len(accepted) == k
-        assert all(accepted[: 3 if target.name == "thin" else k])
+        assert all(accepted[: 3 if checkpoint.name == "thin" else k])
         assert all(a < d for a, d in zip(accepted, drafted, strict=True))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [3, 8])
-def test_a_draft_model_changes_no_token_of_a_lone_prompt(plain, target, pruned, k):
+def test_a_draft_model_changes_no_token_of_a_lone_prompt(plain, checkpoint, pruned, k):
     dtype, expected = plain
     with LLM(
-        target=str(target), speculator=str(pruned), num_speculative_tokens=k, dtype=dtype, threads=1
+        target=str(checkpoint), speculator=str(pruned), num_speculative_tokens=k, dtype=dtype, threads=1
     ) as llm:
         assert texts(llm, together=False) == expected
 
 
 @pytest.mark.slow
-def test_threads_change_no_token(plain, target):
+def test_threads_change_no_token(plain, checkpoint):
     dtype, expected = plain
-    with LLM(target=str(target), speculator="ngram", dtype=dtype, threads=2) as llm:
+    with LLM(target=str(checkpoint), speculator="ngram", dtype=dtype, threads=2) as llm:
         assert texts(llm, together=True) == expected
 
 
-@pytest.mark.parametrize("target", ["smollm2"], indirect=True, scope="module")  # whose head it is
+@pytest.mark.parametrize("checkpoint", ["smollm2"], indirect=True, scope="session")  # whose head it is
 @pytest.mark.parametrize(
     ("speculator", "k"),
     [
@@ -116,10 +103,10 @@ def test_threads_change_no_token(plain, target):
         *(pytest.param(name, k, marks=pytest.mark.slow) for name, k in (("eagle", 4), ("suffix", 7))),
     ],
 )
-def test_the_shipped_speculators_change_no_token(plain, target, speculator, k):
+def test_the_shipped_speculators_change_no_token(plain, checkpoint, speculator, k):
     dtype, expected = plain
     with LLM(
-        target=str(target), speculator=speculator, num_speculative_tokens=k, dtype=dtype, threads=1
+        target=str(checkpoint), speculator=speculator, num_speculative_tokens=k, dtype=dtype, threads=1
     ) as llm:
         assert texts(llm, together=True) == expected
         assert sum(llm.coordinator.stats.acceptance.accepted) > 0
@@ -127,7 +114,7 @@ def test_the_shipped_speculators_change_no_token(plain, target, speculator, k):
 
 
 @pytest.mark.parametrize(
-    ("target", "speculator"),
+    ("checkpoint", "speculator"),
     [
         ("thin", "pruned"),
         *(
@@ -135,16 +122,16 @@ def test_the_shipped_speculators_change_no_token(plain, target, speculator, k):
             for name in ("pruned", "cascade", "suffix", "eagle")
         ),
     ],
-    indirect=["target"],
-    scope="module",
+    indirect=["checkpoint"],
+    scope="session",
 )
 @pytest.mark.parametrize("mode", ["outcomes", slow("ahead"), slow("auto")])
-def test_modes(plain, pruned, target, speculator, mode):
+def test_modes(plain, pruned, checkpoint, speculator, mode):
     """Drafts made for verdicts that are still to come, on branches that share their beginnings."""
     dtype, expected = plain
     chosen = str(pruned) if speculator == "pruned" else speculator
     options = {"mode": mode, "ubatches": 2, "num_speculative_tokens": 3}
-    with LLM(target=str(target), speculator=chosen, dtype=dtype, threads=1, **options) as llm:
+    with LLM(target=str(checkpoint), speculator=chosen, dtype=dtype, threads=1, **options) as llm:
         assert texts(llm, together=True) == expected
         assert texts(llm, together=False) == expected
         assert llm.coordinator.stats.hits > 0 or speculator != "pruned"

@@ -109,9 +109,8 @@ def test_from_the_command_line(capsys):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("model", ["thin", pytest.param("smollm2", marks=pytest.mark.slow)])
-def test_a_real_model(request, model):
-    options = {"target": str(request.getfixturevalue(model)), "threads": 1, "max_model_len": 256}
+def test_a_real_model(checkpoint):
+    options = {"target": str(checkpoint), "threads": 1, "max_model_len": 256}
     params = SamplingParams(max_tokens=24, temperature=0.8, seed=3)
     outputs = []
     for lanes in ("inline", "process"):
